@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+import pkgutil
 import re
 import shlex
 import sys
@@ -11,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from agentgym import cli
 from agentgym.cli import options
 from agentgym.cli.main import COMMANDS, command
 from agentgym.cli.options import parse_options
@@ -60,6 +63,8 @@ def test_the_commands_of_a_page_are_read(page: str, monkeypatch: pytest.MonkeyPa
         raise CommandWasRead
 
     monkeypatch.setenv("AGENTGYM_TOKEN", "key")
+    for module in pkgutil.walk_packages(cli.__path__, "agentgym.cli."):  # one that is imported later would keep `read`
+        importlib.import_module(module.name)
     monkeypatch.setattr(options, "parse_options", read)
     for name, module in list(sys.modules.items()):
         if name.startswith("agentgym.cli") and getattr(module, "parse_options", None) is parse_options:

@@ -102,6 +102,8 @@ def _launch_claude_code(episode: AgentEpisode) -> Launch:
             "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
             "CLAUDE_CODE_MAX_CONTEXT_TOKENS": str(episode.window),
             "CLAUDE_CODE_MAX_OUTPUT_TOKENS": str(episode.turn_tokens),
+            "CLAUDE_CODE_ATTRIBUTION_HEADER": "0",  # a line of its prompt for billing
+            "CLAUDE_CODE_GATEWAY_HINT_HEADERS": "1",  # by which summaries are known
             "ENABLE_TOOL_SEARCH": "false",  # else the tools are hidden
             "DISABLE_AUTOUPDATER": "1",
         },

@@ -8,26 +8,61 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from agentgym.rollout.serving.wires.wire import AgentRequest
 from agentgym.types import JSON, Message, ToolCall
 
-__all__ = ["SIDE_LABELS", "answers_unknown_calls", "client_name", "header_label", "shape_label", "texts_of_calls"]
+__all__ = [
+    "SIDE_LABELS",
+    "agent_name",
+    "answers_unknown_calls",
+    "client_name",
+    "header_label",
+    "shape_label",
+    "texts_of_calls",
+]
 
-TASK_WORDS = re.compile(r"\b(?:(title)|summar\w*|compact\w*)\b", re.IGNORECASE)
+TASK_WORDS = re.compile(r"\b(?:(titles?)|summar\w*|compact\w*)\b", re.IGNORECASE)
 """The words by which an agent asks for a title, or for a summary of its conversation."""
-SIDE_LABELS = ("sub-agent", "summary", "title")
+SIDE_LABELS = ("sub-agent", "summary", "title", "side")
 """The labels of what an agent asks beside its task."""
+CLASSES = {
+    "main": "main",
+    "subagent": "sub-agent",
+    "workflow": "sub-agent",
+    "compaction": "summary",
+    "auxiliary": "side",
+    "side_reply": "side",
+}
+"""The labels of Claude Code's own names for its requests."""
+AGENT_HEADERS = ("x-claude-code-agent-id", "thread-id", "x-session-affinity")
+"""The headers in which Claude Code, Codex and OpenCode name the conversation that a request belongs to."""
 MIN_TASK = 8
 """The fewest characters of a call's argument that is recognized as a sub-agent's task."""
 
 
 def header_label(headers: Mapping[str, str], request: AgentRequest) -> str:
     """Returns the label that the headers of Codex, Claude Code or OpenCode give a request; empty if they give none."""
-    names = {*map(str.lower, headers)}
-    if {"x-codex-parent-thread-id", "x-openai-subagent", "x-claude-code-agent-id", "x-parent-session-id"} & names:
-        return "sub-agent"
-    if '"request_kind":"compaction"' in headers.get("x-codex-turn-metadata", "").replace(" ", ""):
+    values = {name.lower(): value for name, value in headers.items()}
+    if "title" in values.get("x-claude-code-auxiliary-type", ""):
+        return "title"
+    if label := CLASSES.get(values.get("x-claude-code-request-class", "")):
+        return label
+    is_compaction = '"request_kind":"compaction"' in values.get("x-codex-turn-metadata", "").replace(" ", "")
+    if is_compaction or values.get("x-openai-subagent") == "compact":
         return "summary"
-    if "x-session-affinity" in names and not request.tools:  # OpenCode
-        return "summary" if any(message.role == "assistant" for message in request.messages) else "title"
-    return "main" if {"x-codex-turn-metadata", "x-claude-code-session-id", "x-session-affinity"} & names else ""
+    if {
+        "x-codex-parent-thread-id",
+        "x-openai-subagent",
+        "x-claude-code-agent-id",
+        "x-parent-session-id",
+    } & values.keys():
+        return "sub-agent"
+    if "x-session-affinity" in values and not request.tools:  # OpenCode
+        is_long = any(message.role == "assistant" for message in request.messages)
+        return "summary" if is_long else _wanted_text([message.content for message in request.messages]) or "title"
+    return "main" if {"x-codex-turn-metadata", "x-claude-code-session-id", "x-session-affinity"} & values.keys() else ""
+
+
+def agent_name(headers: Mapping[str, str]) -> str:
+    """Returns the name of the conversation that the headers of a harness give a request; empty if they give none."""
+    return next((headers[name] for name in AGENT_HEADERS if name in headers), "")
 
 
 def client_name(headers: Mapping[str, str], path: str) -> str:
@@ -58,14 +93,19 @@ def shape_label(new: Sequence[Message], calls: Collection[str], *, is_single: bo
     if any(len(text) >= MIN_TASK and text in calls for text in requests):
         return "sub-agent"
     texts = requests[-1:] if has_tools else [message.content for message in new]
-    match = next(filter(None, map(TASK_WORDS.search, texts)), None) if is_single else None
-    return "" if match is None else "title" if match[1] else "summary"
+    return _wanted_text(texts) if is_single else ""
 
 
 def texts_of_calls(messages: Sequence[Message]) -> frozenset[str]:
     """Returns the texts among the arguments of all calls."""
     calls = (call for message in messages for call in message.tool_calls if isinstance(call, ToolCall))
     return frozenset(text.strip() for call in calls for text in _texts(call.arguments))
+
+
+def _wanted_text(texts: Sequence[str]) -> str:
+    """Returns the label of the text that is asked for, by the first word for one; empty if there is none."""
+    match = next(filter(None, map(TASK_WORDS.search, texts)), None)
+    return "" if match is None else "title" if match[1] else "summary"
 
 
 def _texts(value: JSON) -> Iterator[str]:

@@ -42,12 +42,15 @@ class BranchPrompts(RolloutLoop):
 
         A request that only counts may fill the window, and leaves the tree as it is.
         """
+        request = tree.read(request)
         place = tree.find(request)
         if place.node.context is not None:
             context = place.node.context
+        elif (continued := await self._continue(request, place)) is not None:
+            context = continued
         else:
-            continued = await self._continue(request, place)
-            context = continued or root_context(request, *await self._render(request.messages, request.tools))
+            messages, ids = await self._render(request.messages, request.tools)
+            context = root_context(request, messages, ids, tree.find_before(request, place))
         prompt_ids = context.prompt()
         if not request.counts_only:
             self.check_room(len(prompt_ids))
@@ -55,7 +58,7 @@ class BranchPrompts(RolloutLoop):
                 place.node.context = context
                 tree.add(context)
                 if place.anchor is not None:
-                    place.anchor.is_followed = True
+                    place.anchor.follow(tree.num_asked)
         return context, place.node, prompt_ids
 
     async def _continue(self, request: AgentRequest, place: Place) -> Context | None:

@@ -54,6 +54,8 @@ class _Order:
     prompt_ids: list[int]
     max_tokens: int
     grammar: str
+    asked_at: int
+    """The number of replies that were asked for before."""
 
 
 class ConversationLoop(EnvSteps):
@@ -179,16 +181,16 @@ class ConversationLoop(EnvSteps):
             return Replies((AgentReply("", 0, message, "stop", len(prompt_ids), 0, 0),)), None
         max_tokens, cut = self._budget(len(prompt_ids), talk.tree.num_tokens)
         if max_tokens < 1 and talk.tree.replies:
-            return None, self._ended_by_agent(talk, cut)
+            return None, await self._end_at_budget(talk, cut)
         if max_tokens < 1:
             problem = f"the messages have {len(prompt_ids)} tokens, which leaves none for a reply ({cut})"
             raise RequestRefused(problem, CONTEXT_EXCEEDED, "messages")
         if talk.tree.num_asked >= self.limits.max_turns:
-            return None, self._ended_by_agent(talk, StopReason.MAX_TURNS)
+            return None, await self._end_at_budget(talk, StopReason.MAX_TURNS)
         is_own_bound = request.max_tokens is not None and request.max_tokens < max_tokens
         if request.max_tokens is not None and is_own_bound:
             max_tokens = request.max_tokens
-        order = _Order(request, context, node, prompt_ids, max_tokens, grammar)
+        order = _Order(request, context, node, prompt_ids, max_tokens, grammar, talk.tree.num_asked)
         places = [self._place(talk, context, request) for _ in range(request.num_samples)]
         try:
             replies = await asyncio.gather(*(self._sample_reply(talk, order, place) for place in places))
@@ -201,7 +203,9 @@ class ConversationLoop(EnvSteps):
             reply.exchange = exchange
         answer = Replies(tuple(self._agent_reply(talk, request, reply, len(prompt_ids)) for reply in replies))
         is_cut = any(reply.completion.finish_reason == "length" for reply in replies)
-        if is_cut and not is_own_bound and not self._may_answer(cut):
+        # In a conversation of its own an agent goes on after a cut reply, or ends.
+        is_end = cut is StopReason.TRAJECTORY_TOKENS or all(each.is_env for each in context.branch)
+        if is_cut and not is_own_bound and is_end and not self._may_answer(cut):
             return answer, EpisodeEnd(Status.TRUNCATED, cut)
         return answer, None
 
@@ -234,6 +238,8 @@ class ConversationLoop(EnvSteps):
             shown=visible,
             turn=Turn(message, None, finish_reason=completion.finish_reason, stop=completion.stop, timings=timings),
             view=view,
+            agent=request.agent,
+            asked_at=order.asked_at,
             excluded="constrained" if order.grammar else "",
         )
         talk.tree.add_reply(reply, order.node)

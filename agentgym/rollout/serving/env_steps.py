@@ -7,7 +7,6 @@ import functools
 import json
 import re
 import time
-from collections import Counter
 from collections.abc import Collection, Hashable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -28,6 +27,7 @@ from agentgym.rollout.serving.agent_session import (
 )
 from agentgym.rollout.serving.branch_label import SIDE_LABELS
 from agentgym.rollout.serving.branch_prompts import BranchPrompts
+from agentgym.rollout.serving.branch_roots import BranchRoots
 from agentgym.rollout.serving.reply_tree import ReplyTree, SampledReply, next_context
 from agentgym.rollout.serving.visible_messages import visible_messages
 from agentgym.rollout.serving.wires.wire import RequestRefused, UnreadableCall
@@ -109,7 +109,7 @@ class EnvSteps(BranchPrompts):
         started = time.perf_counter()
         answer = self._with_note(await talk.env.step(Action.from_message(reply.message)), reply.message)
         talk.builder.answer = reply.answer = answer
-        reply.is_followed = True
+        reply.follow(talk.tree.num_asked)
         timings = {**reply.turn.timings, "env_s": time.perf_counter() - started}
         reply.turn = replace(reply.turn, timings=timings)
         return answer
@@ -167,15 +167,27 @@ class EnvSteps(BranchPrompts):
             if request.failure is not None and not is_full:
                 return StepAnswer((), 0.0, False, True), self._failed_agent(talk, request.failure, request.error)
             may_call = request.is_exit and not talk.names
-            reply = _final_reply(talk.tree, may_call)
-            if reply is None or is_full:
-                reason = StopReason.CONTEXT if is_full else StopReason.AGENT
-                return StepAnswer((), 0.0, False, True), self._ended_by_agent(talk, reason)
-            answer = await self._act_on(talk, reply)
-            ending = self._ending(answer, 0) or self._ended_by_agent(talk, StopReason.AGENT)
+            reply = None if is_full else _final_reply(talk.tree, may_call)
+            ending = await self._judge(talk, reply, StopReason.CONTEXT if is_full else StopReason.AGENT)
             is_completed = ending.status is Status.COMPLETED
-            visible = visible_messages([reply.message, *answer.messages], reply.view)[1:]
-            return StepAnswer(tuple(visible), answer.reward, is_completed, not is_completed, reply.number), ending
+            if reply is None or reply.answer is None:
+                return StepAnswer((), 0.0, False, True), ending
+            visible = visible_messages([reply.message, *reply.answer.messages], reply.view)[1:]
+            reward = reply.answer.reward
+            return StepAnswer(tuple(visible), reward, is_completed, not is_completed, reply.number), ending
+
+    async def _end_at_budget(self, talk: Talk, reason: StopReason) -> EpisodeEnd | None:
+        """Ends an episode whose agent may ask for nothing more: what it has said last may be its final text."""
+        async with talk.env_lock:
+            if talk.is_over:
+                return None
+            talk.is_over = True
+            return await self._judge(talk, _final_reply(talk.tree, may_call=False), reason)
+
+    async def _judge(self, talk: Talk, reply: SampledReply | None, reason: StopReason) -> EpisodeEnd:
+        """Returns the ending by the environment's verdict on the final text, if there is one and it gives one."""
+        ending = None if reply is None else self._ending(await self._act_on(talk, reply), 0)
+        return ending or self._ended_by_agent(talk, reason)
 
 
 def is_same(message: Message, original: Message) -> bool:
@@ -272,26 +284,34 @@ def _plain(value: JSON) -> JSON:
 
 
 def _final_reply(tree: ReplyTree, may_call: bool) -> SampledReply | None:
-    """Returns the agent's final text: the newest reply that may be one, with the tools of the main conversation.
+    """Returns the agent's final text: the newest reply that may be one, in the main conversation or with its tools.
 
-    What an agent asks beside its task, without a word in a header (Pi asks for a summary after its last reply), has
-    other tools or none.
+    What an agent asks beside its task without a sign of it (after its last reply, Pi asks for a summary) has other
+    tools or none.
     """
+    roots = BranchRoots(tree)
     finals = [reply for reply in reversed(tree.replies) if _is_final(reply, may_call)]
-    sizes = Counter(reply.context.branch[-1] for reply in tree.replies)
-    main = max(sizes, key=lambda root: (root.is_env, sizes[root]), default=None)
-    in_main = [reply for reply in finals if main is not None and reply.context.tools == main.tools]
+    finals = [reply for reply in finals if not roots.side_label(reply.context.branch[-1])] or finals
+    main = roots.main
+    in_main = [
+        reply
+        for reply in finals
+        if main is not None and (reply.context.root is main or reply.context.tools == main.tools)
+    ]
     return next(iter(in_main or finals), None)
 
 
 def _is_final(reply: SampledReply, may_call: bool) -> bool:
     """Returns whether a reply may be the agent's final text: one that it has received, and that no work follows.
 
-    It may have calls if those are of the agent's own tools, of which one ends it (mini-swe-agent).
+    It may have calls if those are of the agent's own tools, of which one ends it (mini-swe-agent). An agent that has
+    gone on with one reply, and then asks for another to the same request, begins again.
     """
     has_calls = bool(reply.message.tool_calls) and not may_call
     is_side = any(context.label in SIDE_LABELS for context in reply.context.branch)
     after = [context for context in reply.contexts if context.label not in SIDE_LABELS]
     is_left = bool(reply.contexts) and all(sample.is_lost for context in after for sample in context.replies)
     is_last = reply.is_open or (reply.answer is None and is_left)
-    return is_last and not has_calls and not is_side and reply.exclusion not in ("unused", "unseen")
+    times = [sample.followed_at for sample in reply.context.replies if sample.followed_at is not None]
+    is_new = reply.exclusion == "unused" and all(time <= reply.asked_at for time in times) and not reply.is_lost
+    return is_last and not has_calls and not is_side and (is_new or reply.exclusion not in ("unused", "unseen"))

@@ -34,7 +34,7 @@ from agentgym.rollout.serving.agent_session import (
     StepAnswer,
     StepRequest,
 )
-from agentgym.rollout.serving.branch_label import client_name, header_label
+from agentgym.rollout.serving.branch_label import agent_name, client_name, header_label
 from agentgym.rollout.serving.mcp_endpoint import MCP_PATH, answer_mcp, mcp_refusal
 from agentgym.rollout.serving.served_loop import ServedLoop
 from agentgym.rollout.serving.wires.chat import ChatWire, read_message, wire_messages
@@ -217,8 +217,12 @@ class EpisodeServer:
         if agent_request.messages[-1].role == "assistant" and not wire.takes_prefill:
             text = "the last message is the assistant's: no agent starts a reply"
             raise RequestRefused(text, "no_prefill", "messages")
-        label = header_label(request.headers, agent_request)
-        agent_request = replace(agent_request, label=label, client=client_name(request.headers, wire.path))
+        agent_request = replace(
+            agent_request,
+            label=header_label(request.headers, agent_request),
+            client=client_name(request.headers, wire.path),
+            agent=agent_name(request.headers),
+        )
         exchange = session.ask(agent_request, is_retry=request.headers.get("x-stainless-retry-count", "0") != "0")
         answer = await exchange.answer()
         assert isinstance(answer, Replies)
@@ -286,7 +290,7 @@ def _refuse(request: web.Request, refusal: Refusal) -> web.Response:
     logger.info("%s %s: refused with %d: %s", request.method, request.path, refusal.status, refusal.message)
     if request.path.endswith(MCP_PATH):
         return web.json_response(mcp_refusal(refusal), status=refusal.status)
-    wire = next((wire for wire in WIRES if request.path.endswith(wire.path)), WIRES[0])
+    wire = next((wire for wire in WIRES if wire.path in request.path), WIRES[0])
     return web.json_response(wire.error(refusal), status=refusal.status)
 
 

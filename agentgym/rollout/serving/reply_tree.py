@@ -12,6 +12,7 @@ from agentgym.engines.protocol import Completion
 from agentgym.rollout.episode.token_loop import NextPrompt
 from agentgym.rollout.hosting.answer import EnvStep
 from agentgym.rollout.serving.agent_session import AgentExchange, StepAnswer
+from agentgym.rollout.serving.reply_pieces import join_replies
 from agentgym.rollout.serving.visible_messages import AgentView
 from agentgym.rollout.serving.wires.wire import AgentRequest, UnreadableCall, json_digest, tools_digest, turn_name
 from agentgym.trajectory import Turn
@@ -42,6 +43,8 @@ class Context:
     """What answers the parent's reply."""
     is_env: bool = False
     """True if the environment gave the answer, or the opening."""
+    before: SampledReply | None = None
+    """The last reply of ours that a context without a parent has among its messages, changed or with other tools."""
     label: str = ""
     """The kind of the branch, where the agent's headers give it."""
     client: str = ""
@@ -62,6 +65,12 @@ class Context:
         while (parent := contexts[-1].parent) is not None:
             contexts.append(parent.context)
         return contexts
+
+    @property
+    def root(self) -> Context:
+        """The first context of the agent's conversation, whatever the agent changed in it since."""
+        first = self.branch[-1]
+        return first if first.before is None else first.before.context.root
 
     def prompt(self) -> list[int]:
         """Returns all ids before the reply."""
@@ -97,12 +106,17 @@ class SampledReply:
     turn: Turn
     view: AgentView
     """What the agent is shown of its calls."""
+    agent: str = ""
+    """The conversation that asked for it, where the agent's headers name it."""
+    asked_at: int = 0
+    """The number of replies that were asked for before."""
     excluded: str = ""
     node: Node = field(init=False)
     contexts: list[Context] = field(default_factory=list)
     """The conversations that continue it."""
-    is_followed: bool = False
-    """True if a later request has it, or the environment answered it."""
+    followed_at: int | None = None
+    """The number of replies that were asked for when a request had it, or the environment answered it; None if neither
+    did."""
     step: StepAnswer | None = None
     answer: EnvStep | None = None
     """The environment's answer."""
@@ -114,6 +128,15 @@ class SampledReply:
 
     def __post_init__(self) -> None:
         self.node = Node(self)
+
+    @property
+    def is_followed(self) -> bool:
+        """True if a later request has it, or the environment answered it."""
+        return self.followed_at is not None
+
+    def follow(self, when: int) -> None:
+        """Notes that a request has it, or that the environment answered it."""
+        self.followed_at = when if self.followed_at is None else self.followed_at
 
     @property
     def is_open(self) -> bool:
@@ -130,7 +153,7 @@ class SampledReply:
         """The reason why it is in no loss; empty if it is in one."""
         if self.excluded or self.is_followed:
             return self.excluded
-        if any(sample.is_followed for sample in self.context.replies):
+        if any(sample.is_followed and sample.agent == self.agent for sample in self.context.replies):
             return "unused"
         return "unseen" if self.is_lost else ""
 
@@ -184,19 +207,39 @@ class ReplyTree:
 
     def find(self, request: AgentRequest) -> Place:
         """Returns the place of a request."""
-        turns = request.turns or ("",) * len(request.messages)
-        return self._walk(request.messages, turns, request.tools_key)
+        return self._walk(request.messages, request.turns, self._root(request.tools_key))
 
-    def _walk(self, messages: Sequence[Message], turns: Sequence[str], tools_key: str) -> Place:
-        node = self._roots.setdefault(tools_key, Node())
+    def find_before(self, request: AgentRequest, place: Place) -> SampledReply | None:
+        """Returns the last reply of ours among the messages of a request that continues none, whatever its tools."""
+        if place.anchor is not None:
+            return place.anchor
+        others = [root for key, root in self._roots.items() if key != request.tools_key]
+        anchors = (self._walk(request.messages, request.turns, root, adds=False).anchor for root in others)
+        return max(filter(None, anchors), key=lambda reply: reply.number, default=None)
+
+    def read(self, request: AgentRequest) -> AgentRequest:
+        """Returns a request whose replies are one message each, however the agent has divided them."""
+        turns = request.turns or ("",) * len(request.messages)
+        messages, turns = join_replies(request.messages, turns, self._text_of)
+        return replace(request, messages=messages, turns=turns)
+
+    def _text_of(self, turn: str) -> str:
+        return next((reply.shown.content for reply in self.replies if turn_name(reply.number) == turn), "")
+
+    def _root(self, tools_key: str) -> Node:
+        return self._roots.setdefault(tools_key, Node())
+
+    def _walk(self, messages: Sequence[Message], turns: Sequence[str], node: Node, *, adds: bool = True) -> Place:
+        """Returns the place of messages below a node; what is not there is added, or ends the walk."""
         anchor: SampledReply | None = None
         num_old = 0
         calls: dict[str, int] = {}
         for index, (message, turn) in enumerate(zip(messages, turns, strict=True)):
             key = message_key(message, calls)
             child = (node.children.get(turn) if turn else None) or node.children.get(key)
-            if child is None:
-                child = node.children[key] = Node()
+            if child is None and not adds:
+                break
+            child = child or node.children.setdefault(key, Node())
             if message.role == "assistant":
                 calls = {call.id: position for position, call in enumerate(message.tool_calls)}
             if child.reply is not None:
@@ -214,7 +257,7 @@ class ReplyTree:
             if parent.contexts and not context.begins_row:
                 self.num_tokens += len(parent.prompt())  # the row of a fork has what it shares
             parent.contexts.append(context)
-            parent.is_followed = True
+            parent.follow(self.num_asked)
         self.num_tokens += len(context.ids)
 
     def add_opening(
@@ -227,12 +270,13 @@ class ReplyTree:
         """Adds the environment's opening, as the agent is shown it."""
         context = Context(None, "", tuple(messages), tools, tuple(ids), is_env=True)
         self.add(context)
-        self._walk(views, ("",) * len(views), tools_digest(tools)).node.context = context
+        self._walk(views, ("",) * len(views), self._root(tools_digest(tools))).node.context = context
 
     def show(self, context: Context, parent: SampledReply, views: Sequence[Message], *, is_whole: bool) -> None:
         """Makes a context known by the messages that the agent was shown after a reply, or as a whole conversation."""
         if is_whole:
-            self._walk(views, ("",) * len(views), tools_digest(context.tools)).node.context = context
+            root = self._root(tools_digest(context.tools))
+            self._walk(views, ("",) * len(views), root).node.context = context
             return
         node, calls = parent.node, {call.id: index for index, call in enumerate(parent.shown.tool_calls)}
         for message in views:
@@ -267,10 +311,13 @@ class ReplyTree:
         known_at.children.setdefault(message_key(reply.shown, {}), reply.node)
 
 
-def root_context(request: AgentRequest, messages: tuple[Message, ...], ids: Sequence[int]) -> Context:
+def root_context(
+    request: AgentRequest, messages: tuple[Message, ...], ids: Sequence[int], before: SampledReply | None
+) -> Context:
     """Returns a context with a render of its own."""
     key = json_digest([request.tools_key, [content_key(message) for message in messages]])
-    return Context(None, key, messages, request.tools, tuple(ids), label=request.label, client=request.client)
+    label, client = request.label, request.client
+    return Context(None, key, messages, request.tools, tuple(ids), before=before, label=label, client=client)
 
 
 def next_context(

@@ -10,7 +10,8 @@ from typing import Literal, NamedTuple
 
 from agentgym.rollout.episode.episode import answered_turn, policy_span
 from agentgym.rollout.hosting.answer import EnvStep
-from agentgym.rollout.serving.branch_label import SIDE_LABELS, shape_label, texts_of_calls
+from agentgym.rollout.serving.branch_label import SIDE_LABELS, shape_label
+from agentgym.rollout.serving.branch_roots import BranchRoots
 from agentgym.rollout.serving.reply_tree import Context, ReplyTree, SampledReply, texts_without_ids
 from agentgym.trajectory import BRANCH_LABELS, Row, RowOrigin, Source, TokenSpan, Turn
 from agentgym.types import Message
@@ -57,13 +58,12 @@ class _Writer:
             self.sizes[reply.context] += self.sizes[reply]
             if reply.context.parent is not None:
                 self.sizes[reply.context.parent] += self.sizes[reply]
-        self.roots = self._sorted_roots()
-        self.call_texts = texts_of_calls([reply.message for reply in tree.replies])
+        self.roots = BranchRoots(tree)
 
     def write(self) -> tuple[list[Row], list[Turn]]:
         if self.tree.calls and not self.tree.replies:
             return [], self.tree.calls
-        stack = [start for root in self.roots for start in self._starts(root, "root")]
+        stack = [start for root in self._sorted_roots() for start in self._starts(root, "root")]
         stack = stack[::-1] or [_Start(root, None, "root") for root in self.tree.contexts[:1]]
         while stack:
             stack += reversed(self._write_row(stack.pop()))
@@ -73,10 +73,9 @@ class _Writer:
         return self.rows, self.turns
 
     def _sorted_roots(self) -> list[Context]:
-        """Returns the roots that have replies: the opening or else the largest one, then the others by length."""
+        """Returns the roots that have replies: the main one, then the others by length."""
         roots = [root for root in self.tree.contexts if root.replies]
-        roots.sort(key=lambda root: (not root.is_env, -self.sizes[root], root.key))
-        return roots[:1] + sorted(roots[1:], key=_length)
+        return sorted(roots, key=lambda root: (root is not self.roots.main, *_length(root)))
 
     def _samples(self, context: Context) -> list[SampledReply]:
         """Returns the samples of a context, the one with most replies after it first."""
@@ -119,9 +118,7 @@ class _Writer:
         if start.kind == "continued" or (start.kind == "root" and context.is_env):
             return None
         if start.kind == "root":
-            is_main = context is self.roots[0]
-            label = context.label or ("main" if is_main else self._shape_label(start, context.messages) or "side")
-            return RowOrigin(label, client=context.client)
+            return RowOrigin(self.roots.label(context), client=context.client)
         label = "" if context.label == "main" else context.label
         label = label or self._shape_label(start, context.answer.messages) or "fork"
         origin = RowOrigin(label, client=context.client)
@@ -136,7 +133,7 @@ class _Writer:
     def _shape_label(self, start: _Start, new: Sequence[Message]) -> str:
         reply = start.reply
         is_single = reply is not None and self.sizes[reply] == 1 and not reply.message.tool_calls
-        return shape_label(new, self.call_texts, is_single=is_single, has_tools=bool(start.context.tools))
+        return shape_label(new, self.roots.call_texts, is_single=is_single, has_tools=bool(start.context.tools))
 
     def _continuation(self, reply: SampledReply, label: str) -> Context | None:
         """Returns the context that continues the reply's branch: the environment's, else the one with most replies.
@@ -177,8 +174,9 @@ def _settle_tool_answers(reply: SampledReply) -> None:
         place = next((number for number in same if number not in sample.tool_answers), None)
         if place is not None and position in reply.tool_answers:
             sample.tool_answers[place] = reply.tool_answers.pop(position)
-            sample.is_followed = True
-    reply.is_followed |= bool(reply.tool_answers)
+            sample.follow(sample.asked_at)
+    if reply.tool_answers:
+        reply.follow(reply.asked_at)
 
 
 def _tool_answer(reply: SampledReply) -> EnvStep:

@@ -15,6 +15,7 @@ from agentgym.trajectory import BRANCH_LABELS, Trajectory
 TOOL = {"type": "object", "properties": {"prompt": {"type": "string"}}}
 TOOLS = [{"type": "function", "function": {"name": "task", "parameters": TOOL}}]
 SPAWN = '<tool_call>\n{"name": "task", "arguments": {"prompt": "Count the words."}}\n</tool_call>'
+CLAUDE = {"x-claude-code-session-id": "1"}
 OPENCODE = {"x-session-affinity": "ses_1"}
 
 
@@ -53,6 +54,18 @@ async def play(caller: Any, side: list[Any], headers: dict[str, str], tools: lis
         ({**OPENCODE, "x-parent-session-id": "ses_0"}, [user("a")], TOOLS, "sub-agent"),
         (OPENCODE, [user("a")], [], "title"),
         (OPENCODE, [user("a"), {"role": "assistant", "content": "b"}, user("c")], [], "summary"),
+        (OPENCODE, [{"role": "system", "content": "You write titles, of a summary too."}, user("a")], [], "title"),
+        (
+            OPENCODE,
+            [{"role": "system", "content": "Summarize."}, user("<conversation>a title</conversation>")],
+            [],
+            "summary",
+        ),
+        ({"x-openai-subagent": "compact"}, [user("a")], TOOLS, "summary"),
+        ({**CLAUDE, "x-claude-code-request-class": "compaction"}, [user("a")], TOOLS, "summary"),
+        ({**CLAUDE, "x-claude-code-request-class": "auxiliary"}, [user("a")], [], "side"),
+        ({**CLAUDE, "x-claude-code-auxiliary-type": "generate_session_title"}, [user("a")], [], "title"),
+        (CLAUDE, [user("Write a title.")], [], "title"),
         ({}, [user("Generate a title for this conversation:\n"), user("sum up")], [], "title"),
         ({}, [user("<conversation>a title</conversation>\n"), user("a")], [], "title"),
         ({}, [{"role": "system", "content": "You summarize."}, user("a title")], [], "summary"),

@@ -237,7 +237,7 @@ def test_other_tools_begin_a_row_of_their_own(table: Any) -> None:
         await caller.chat(messages, tools=[RUN])
         await caller.finish()
 
-    assert labels(table.play(agent, lambda prompt: "reply SEED")) == ["", "side"]
+    assert labels(table.play(agent, lambda prompt: "reply SEED")) == ["", "main"]
 
 
 @pytest.mark.parametrize("num_bytes", [0, 1, 300])

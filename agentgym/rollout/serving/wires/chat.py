@@ -152,9 +152,14 @@ def read_tools(value: object) -> ToolSet:
         if kind == "custom":
             tools.append(custom_tool(tool.get("custom", tool), where, names))
         elif kind == "namespace":
+            namespace = str(tool.get("name"))
             for number, inner in enumerate(read_list(tool.get("tools"), f"{where}.tools")):
-                spec = _function(inner, f"{where}.tools[{number}]")
-                tools.append(replace(spec, name=names.add(spec.name, str(tool.get("name")))))
+                place = f"{where}.tools[{number}]"
+                if isinstance(inner, Mapping) and inner.get("type") == "custom":
+                    tools.append(custom_tool(inner, place, names, namespace))
+                    continue
+                spec = _function(inner, place)
+                tools.append(replace(spec, name=names.add(spec.name, namespace)))
         elif kind in (None, "function"):
             spec = _function(tool, where)
             tools.append(replace(spec, name=names.add(spec.name)))

@@ -13,7 +13,7 @@ __all__ = ["custom_input", "custom_tool"]
 INPUT: Mapping[str, JSON] = {"type": "object", "properties": {"input": {"type": "string"}}, "required": ["input"]}
 
 
-def custom_tool(tool: object, where: str, names: ToolNames) -> ToolSpec:
+def custom_tool(tool: object, where: str, names: ToolNames, namespace: str = "") -> ToolSpec:
     """Returns the tool that the policy sees; a grammar of its input goes into the description. Raises WireError."""
     if not isinstance(tool, Mapping) or not isinstance(tool.get("name"), str):
         raise WireError(f"{where} is a custom tool with a name, got {str(tool)[:80]}", where)
@@ -22,7 +22,7 @@ def custom_tool(tool: object, where: str, names: ToolNames) -> ToolSpec:
     text = str(tool.get("description") or "")
     if isinstance(grammar, Mapping) and isinstance(grammar.get("definition"), str):
         text += f"\nThe input follows this grammar ({grammar.get('syntax')}):\n{grammar['definition']}"
-    return ToolSpec(names.add(tool["name"], kind="custom"), text.strip(), INPUT)
+    return ToolSpec(names.add(tool["name"], namespace, "custom"), text.strip(), INPUT)
 
 
 def custom_input(call: SentCall) -> str:

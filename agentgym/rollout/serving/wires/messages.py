@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -36,6 +37,8 @@ DECIDED = frozenset("temperature top_p top_k thinking".split())
 ROLES: Mapping[str, Role] = {"user": "user", "system": "system", "assistant": "assistant"}
 CHOICES = {"auto": "auto", "none": "none", "any": "required"}
 ERRORS = {401: "authentication_error", 403: "permission_error", 404: "not_found_error", 413: "request_too_large"}
+BILLING = re.compile(r"^x-anthropic-billing-header:[^\n]*\n?", re.MULTILINE)
+"""A line that Claude Code writes before its system message, with a checksum that changes with each request."""
 UNREADABLE = "__unparsedToolInput"
 """The name under which Claude Code keeps the input of a call that is no JSON."""
 
@@ -53,8 +56,8 @@ class MessagesWire(AgentWire):
             raise WireError("messages is a list of at least one message", "messages")
         tools, names, left_out = _tools(fields.get("tools"))
         transcript = Transcript()
-        if fields.get("system"):
-            transcript.add(Message("system", read_text(fields["system"], "system")), "system")
+        if system := BILLING.sub("", read_text(fields.get("system"), "system")):
+            transcript.add(Message("system", system), "system")
         for index, message in enumerate(fields["messages"]):
             _read_message(transcript, message, f"messages[{index}]")
         config = fields.get("output_config", {})

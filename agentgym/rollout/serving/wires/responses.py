@@ -26,6 +26,7 @@ from agentgym.rollout.serving.wires.wire import (
     Transcript,
     UnsupportedValue,
     named_turn,
+    split_call_id,
 )
 from agentgym.types import JSON, AnyCall, MalformedCall, Message, Role, ToolCall
 
@@ -137,19 +138,26 @@ class _ItemReader:
         if kind == "item_reference":
             self.read(self._find_item(item.get("id"), where), where)
         elif kind == "message" and role == "assistant":
+            if self._calls:  # the text of a reply comes before its calls
+                self.close()
             self._join(where, _item_turn(item))
             self._texts.append(read_text(item.get("content"), f"{where}.content", ""))
         elif kind == "reasoning":
             self._join(where, named_turn(item.get("encrypted_content")) or _item_turn(item))
             parts = item.get("summary") or item.get("content")
             self._reasonings.append(read_text(parts, where))
-        elif kind in CALLS:
-            self._join(where, "")
+        elif kind in CALLS or _is_of_agent(item, "_call"):
+            self._join(where, split_call_id(str(item.get("call_id")))[0])
             self._calls.append(self._call(item, where))
-        elif kind in RESULTS:
+        elif kind in RESULTS or _is_of_agent(item, "_output"):
             self.close()
-            text = read_text(item.get("output"), f"{where}.output")
+            output = item.get("output")
+            text = read_text(output, f"{where}.output") if output is not None else json.dumps(item.get("tools"))
             self.transcript.add(Message("tool", text, tool_call_id=str(item.get("call_id"))), where)
+        elif kind == "agent_message":  # what another agent of Codex's says
+            self.close()
+            parts = [part for part in read_list(item.get("content"), where) if "text" in part]
+            self.transcript.add(Message("user", read_text(parts, where)), where)
         elif kind == "message":
             self.close()
             if not isinstance(role, str) or role not in ROLES:
@@ -170,19 +178,21 @@ class _ItemReader:
             self.transcript.add(message, where, turn)
 
     def _join(self, where: str, turn: str) -> None:
-        if self._turn and turn and turn != self._turn:
+        """Begins a reply, or goes on with it: an item that names a turn is of no other one, named or not."""
+        if self._where and turn and turn != self._turn:
             self.close()
         self._where, self._turn = self._where or where, self._turn or turn
 
     def _call(self, item: Mapping[str, Any], where: str) -> AnyCall:
-        call_id, name = item.get("call_id"), item.get("name")
+        call_id, name = item.get("call_id"), item.get("name") or str(item.get("type")).removesuffix("_call")
+        name = None if item.get("type") in CALLS and "name" not in item else name
         if not isinstance(call_id, str) or not isinstance(name, str):
             raise WireError(f"{where} is a call with a call_id and a name", where)
         name = self._names.policy_name(name, str(item.get("namespace") or ""))
         if item["type"] == "custom_tool_call":
             return ToolCall(call_id, name, {"input": str(item.get("input") or "")})
         try:
-            return ToolCall(call_id, name, dict(read_arguments(item.get("arguments"))))
+            return ToolCall(call_id, name, dict(read_arguments(item.get("arguments", item.get("action")))))
         except ValueError as error:
             raw = json.dumps({"name": name, "arguments": item.get("arguments")}, ensure_ascii=False)
             return MalformedCall(call_id, raw, str(error))
@@ -203,6 +213,11 @@ def _before(response_id: object, stored: ResponseStore) -> tuple[Any, ...]:
         text = f"Previous response with id {response_id!r:.80} not found."
         raise RequestRefused(text, "previous_response_not_found", "previous_response_id")
     return items
+
+
+def _is_of_agent(item: Mapping[str, Any], end: str) -> bool:
+    """Returns whether an item is of a tool of the provider's that the agent itself runs (`local_shell_call`)."""
+    return str(item.get("type")).endswith(end) and isinstance(item.get("call_id"), str)
 
 
 def _item_turn(item: Mapping[str, Any]) -> str:

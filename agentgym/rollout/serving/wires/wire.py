@@ -202,6 +202,8 @@ class AgentRequest:
     """The kind of the branch, where the agent's headers give it."""
     client: str = ""
     """The dialect, and the program that sent the request."""
+    agent: str = ""
+    """The conversation that the request belongs to, where the agent's headers name it."""
     options: Mapping[str, Any] = field(default_factory=dict)
     """What the dialect itself needs for its answer."""
 
@@ -209,12 +211,12 @@ class AgentRequest:
     def key(self) -> str:
         """The key of the request, equal for equal requests however they are sent: a retry has its original's key."""
         messages = [message_to_openai(message) for message in self.messages]
-        settings = [self.settings_key, self.num_samples, self.counts_only]
+        settings = [self.settings_key, self.num_samples, self.counts_only, self.agent]
         return json_digest([messages, self.turns, self.tools_key, *settings])
 
     @property
     def tools_key(self) -> str:
-        """The digest of the tools, in their order."""
+        """The digest of the tools, in whatever order."""
         return self.names.digest or tools_digest(self.tools)
 
     @cached_property
@@ -346,8 +348,8 @@ def cached_tools(reader: ReadTools) -> ReadTools:
 
 
 def tools_digest(tools: Sequence[ToolSpec]) -> str:
-    """Returns a digest of tools, in their order."""
-    return json_digest([[tool.name, tool.description, tool.parameters] for tool in tools])
+    """Returns a digest of tools, in whatever order."""
+    return json_digest(sorted([tool.name, json_digest([tool.description, tool.parameters])] for tool in tools))
 
 
 def json_digest(value: object) -> str:
