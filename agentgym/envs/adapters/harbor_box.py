@@ -24,7 +24,7 @@ FOLDERS = (
 """The folders of every task's box; one that its Dockerfile names is added."""
 ROOT = "AGENTGYM_ROOT"
 """The variable with the folder that stands for `/`: "" where the box has a root of its own, as in any container."""
-ABSOLUTE = re.compile(r"(?<![\w.$}:/])/([A-Za-z][\w.-]*)(?:/[\w.+-]+)*")
+ABSOLUTE = re.compile(r"(?<![\w.$}:/])(?<!\}\")/([A-Za-z][\w.-]*)(?:/[\w.+-]+)*")
 WORK = {*"app data etc home logs media mnt opt root solution srv tests tmp usr var workspace".split()}
 """The folders below the root that a path in a task may mean, in which a box has some folders or none."""
 DEEP = ("home", "mnt", "opt", "srv", "var")

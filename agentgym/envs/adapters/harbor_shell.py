@@ -112,7 +112,7 @@ def _missing_packages(command: str, packages: Sequence[Path], read: Callable[[st
         if word in ("-r", "--requirement") and (text := read(next(words, ""))) is not None:
             names += [line for row in text.splitlines() if (line := row.partition("#")[0].strip())]
         elif word.startswith("-r") or VALUED.fullmatch(word):
-            names.append(f"with {word}")
+            return [f"with {word}"]
         elif not word.startswith("-"):
             names.append(word)
     has = _has_package if install[1].startswith("apt") else functools.partial(_has_distribution, tuple(packages))

@@ -208,7 +208,7 @@ def test_commands_that_need_not_be_run_keep_their_place() -> None:
     for text, commands in {
         "apt-get update && apt-get clean": "",
         "apt-get update || exit 1; echo 'a;b && c' # d": "true || exit 1; echo 'a;b && c'",
-        "case x in x) true;; esac": "case x in x) true ;; esac",
+        "case x in x) true;; esac": "case x in x) true;; esac",
     }.items():
         assert " ".join(strip_installs(text, (), lambda _: None).split()) == commands
 
