@@ -31,6 +31,7 @@ DEEP = ("home", "mnt", "opt", "srv", "var")
 """Folders of which a box gets single subfolders: Python may be installed in others."""
 PROGRAMS = ("bin", "dev", "lib", "lib32", "lib64", "proc", "sbin", "usr")
 """The folders of this machine that a box has, to read."""
+ACCOUNTS = ("etc/group", "etc/passwd")
 SYSTEM = (*PROGRAMS, "boot", "box", "etc", "root", "run", "sys")
 BASES = re.compile(
     r"(?:(?:docker\.io/)?(?:library/)?(?:ubuntu|debian|python)|ghcr\.io/laude-institute/t-bench/(?:ubuntu|python)(?:-\d+)+)"
@@ -99,6 +100,8 @@ class BoxSetup:
     def has(self, path: str) -> bool:
         """Returns whether a box has an absolute path, or the folder that it is in."""
         inside = path[1:]
+        if inside in ACCOUNTS:
+            return True
         if inside.partition("/")[0] in PROGRAMS:
             return Path(path).exists()
         return any(f"{inside}/".startswith(f"{name}/") or name.startswith(f"{inside}/") for name in self.folders)
