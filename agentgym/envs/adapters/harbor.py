@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from agentgym.envs.adapters.harbor_box import ROOT, NotInBox, read_setup
-from agentgym.envs.adapters.harbor_task import HarborTask, read_harbor_tasks, read_tree
+from agentgym.envs.adapters.harbor_task import HarborTask, list_executables, read_harbor_tasks, read_tree
 from agentgym.envs.base.card import EnvCard
 from agentgym.envs.base.cheater import Trickster, tool_call_reply
 from agentgym.envs.base.docker_env import DockerEnv
@@ -23,9 +23,9 @@ from agentgym.errors import ConfigError, EnvironmentFault, SandboxError
 from agentgym.tools import tool
 from agentgym.tools.code import shared_sandbox
 from agentgym.tools.containers.pool import NOBODY, Kind
-from agentgym.tools.containers.workspace import ContainerLimits, Ran
+from agentgym.tools.containers.workspace import ContainerLimits, Ran, ShellMachine
 from agentgym.tools.sandbox import BACKENDS, SandboxLimits
-from agentgym.tools.sandbox.workspace import BoxWorkspace
+from agentgym.tools.sandbox.workspace import BoxWorkspace, WorkspaceError
 from agentgym.types import JSON, AnyCall, Message, ToolCall
 
 __all__ = ["Harbor", "names"]
@@ -35,9 +35,8 @@ REWARDS = ("logs/verifier/reward.json", "logs/verifier/reward.txt")
 MAX_SCRATCH_MB = 256
 """The most MiB of files in a box, which are in memory."""
 OUTPUT_KB = 1024
-CANNOT_RUN = (126, 127)
-"""A shell's exit codes for a program that cannot be run, or is not there."""
-SIGNALED = 128
+VERIFIER_LOG, SOLUTION_LOG = "logs/verifier/test-stdout.txt", "logs/agent/oracle.txt"
+"""The files that the output of a task's scripts goes to, as in Harbor."""
 MIN_LEAK = 24
 """The characters of the shortest text that counts as a copy of a solution or of tests."""
 SYSTEM_FOLDERS = "bin boot dev etc lib lib32 lib64 proc run sbin sys usr".split()
@@ -45,10 +44,15 @@ BUILD_END = f"""
 USER root
 RUN for folder in /*; do case "$folder" in {"|".join(f"/{name}" for name in SYSTEM_FOLDERS)}) ;; \\
     *) chown -R {NOBODY} "$folder" ;; esac; done; [ "$PWD" = / ] || chown -R {NOBODY} .; \\
+    rm -rf /logs/verifier; \\
     mkdir -p /logs/agent /logs/artifacts /logs/verifier /tests && chown {NOBODY} /logs/agent /logs/artifacts && \\
     chown -R 0:0 /tests /logs/verifier && chown 0:0 /logs
 """
 """What a container needs besides its task: the task's files are those of the user of commands, tests are root's."""
+
+
+class NoVerdict(EnvironmentFault):
+    """A verifier has come to no verdict on the work as it is."""
 
 
 class Harbor(DockerEnv):
@@ -87,7 +91,7 @@ class Harbor(DockerEnv):
         self.limits = self._limits_of(self.task)  # type: ignore[misc]  # each task has its own
         self.verifier_output = ""
         """The output of the last verifier, for people: no model is shown it."""
-        self._spent_s = 0.0
+        self._spent_s, self._limit_s = 0.0, command_s
         self.card = EnvCard(
             task=f"Do a task of {Path(path).name} on a computer.",
             tools=("shell",),
@@ -112,7 +116,7 @@ class Harbor(DockerEnv):
         """Draws a task of the side that the seed asks for, and makes its machine."""
         side = [task for task in self._tasks if is_held_out(task.digest) == self._wants_held_out] or self._tasks
         self.task = side[int(self.np_random.integers(len(side)))]
-        self._spent_s, self.verifier_output = 0.0, ""
+        self._spent_s, self._limit_s, self.verifier_output = 0.0, self._command_s, ""
         self.limits = self._limits_of(self.task)  # type: ignore[misc]
         self._begin_machine()
         return self.task.instruction
@@ -147,7 +151,7 @@ class Harbor(DockerEnv):
         """Runs a command of the agent; the seconds of all of them together are the task's `agent.timeout_sec`."""
         left = max(0.001, self.task.agent_timeout_s - self._spent_s)
         lines = _exports(self.task.env_of("environment"))
-        ran = super().run(f"{lines}{command}", time_limit_s=min(time_limit_s or self._command_s, left))
+        ran = super().run(f"{lines}{command}", time_limit_s=min(time_limit_s or self._limit_s, left))
         self._spent_s += ran.seconds
         return ran
 
@@ -205,7 +209,7 @@ class Harbor(DockerEnv):
         task = self.task
         setup = read_setup(task, self._packages, backend)
         limits = SandboxLimits(
-            time_limit_s=max(self._command_s, task.verifier_timeout_s),
+            time_limit_s=max(self._command_s, task.verifier_timeout_s, task.solution_s),
             memory_mb=max(64, task.memory_mb),
             num_processes=64,
             scratch_mb=min(MAX_SCRATCH_MB, max(1, task.storage_mb)),
@@ -219,41 +223,56 @@ class Harbor(DockerEnv):
             root = f'export {ROOT}="$HOME"\n' if sandbox.backend == "landlock" else ""
             self._container = box = BoxWorkspace(sandbox, folders)
             for step in setup.steps:
-                if not isinstance(step, str):
-                    box.write(step)
-                elif (ran := box.run(f"{root}{step}")).exit_code:
-                    raise NotInBox(f"a step of its Dockerfile ended with {ran.exit_code}: {ran.output.strip()[-300:]}")
-            box.prelude = f"{root}{setup.prelude()}"
+                _follow(box, step if isinstance(step, dict) else f"{root}{step}", setup.executables)
+            box.prelude = f"{root}{setup.prelude(setup.env)}"
         except SandboxError as error:
             raise EnvironmentFault(f"{task.name} needs a sandbox: {error}") from error
 
     def _judge(self) -> str:
-        """Ends the agent's processes, puts the tests in, runs the verifier, and ends the episode with its reward.
+        """Ends the episode with the verdict on the work.
 
-        Raises EnvironmentFault if there is no verdict.
+        Work on which the verifier comes to none is a 0, if it comes to one on the untouched machine: so no agent can
+        turn its 0 into a fault. Raises EnvironmentFault if there is none either.
         """
-        task, machine = self.task, self.container
         try:
-            machine.renew(without=("tests",))
-            machine.write({"logs/verifier/.begun": b""})
-            tests = read_tree(task.folder / "tests")
-            machine.write({f"tests/{path}": content for path, content in tests.items()}, is_protected=True)
-            ran = machine.run(_verifier_command(task, tests["test.sh"]), time_limit_s=task.verifier_timeout_s)
-            self.verifier_output = ran.output
-            _check_verifier(task, ran)
-            machine.end_processes()
-            texts = {path: machine.read(path) for path in REWARDS}
+            try:
+                reward = self._run_verifier()
+            except (NoVerdict, WorkspaceError) as error:
+                self._begin_machine()
+                self._run_verifier()
+                reward, self.verifier_output = 0.0, str(error)
         except (SandboxError, ConfigError) as error:
-            raise EnvironmentFault(f"{task.name} could not be judged: {error}") from error
-        reward = _reward_of(task, texts, ran)
+            raise EnvironmentFault(f"{self.task.name} could not be judged: {error}") from error
         self.end(success=reward >= 1.0, reward=reward)
         return f"The work is judged: reward {reward:g}."
 
+    def _run_verifier(self) -> float:
+        """Ends the agent's processes, puts the tests in, runs the verifier, and returns its reward."""
+        task, machine = self.task, self.container
+        machine.renew(without=("tests", "logs/verifier"))
+        machine.write({VERIFIER_LOG: b""})
+        _put_folder(machine, task, "tests", is_protected=True)
+        env = _exports({"PYTHONNOUSERSITE": "1", **task.env_of("environment"), **task.env_of("verifier")})
+        command = _run_script("tests/test.sh", VERIFIER_LOG)
+        ran = machine.run(f"{env}{command}", time_limit_s=task.verifier_timeout_s)
+        if ran.is_lost:
+            raise NoVerdict(f"the verifier of {task.name} lost its machine")
+        self.verifier_output = output = f"{machine.run(_show_end(VERIFIER_LOG)).output}{ran.output}"
+        machine.end_processes()
+        if ran.timed_out:
+            limit = f"{task.verifier_timeout_s:g} s"
+            raise NoVerdict(f"the verifier of {task.name} was stopped after {limit}: {output.strip()[-500:]}")
+        if (reward := _reward_of(task, {path: machine.read(path) for path in REWARDS})) is not None:
+            return reward
+        why = f"(exit code {ran.exit_code}): {output.strip()[-500:]}"
+        raise NoVerdict(f"the verifier of {task.name} wrote no reward {why}")
+
     def _solve(self, observation: str) -> Script:
-        files = read_tree(self.task.folder / "solution")
-        self.container.write({f"solution/{path}": content for path, content in files.items()})
-        command = _script_command("solution/solve.sh", files["solve.sh"])
-        yield "shell", {"command": f"{_exports(self.task.env_of('solution'))}{command}"}
+        _put_folder(self.container, self.task, "solution")
+        self._limit_s = self.task.solution_s
+        command = _run_script("solution/solve.sh", SOLUTION_LOG)
+        end = f"code=$?\n{_show_end(SOLUTION_LOG)}\nexit $code"
+        yield "shell", {"command": f"{_exports(self.task.env_of('solution'))}{command}{end}"}
         yield "It is done."
 
 
@@ -287,48 +306,47 @@ def _exports(env: Mapping[str, str]) -> str:
     return "".join(f"export {name}={shlex.quote(value)}\n" for name, value in env.items())
 
 
-def _script_command(path: str, content: bytes) -> str:
-    """Returns the command that runs a script by the program that its first line names; its mode may have been lost."""
-    first = content.partition(b"\n")[0].decode("utf-8", "replace")
-    program = first.removeprefix("#!").strip() if first.startswith("#!") else "sh"
-    return f'{program} "${{{ROOT}-}}/{path}"'
+def _run_script(path: str, log: str) -> str:
+    """Returns the command that runs a script as Harbor does: one whose first line names no program is bash's."""
+    shell = "shell=/bin/bash; [ -x $shell ] || shell=/bin/sh\n"
+    return f"""{shell}$shell -c '"$0" > "$1" 2>&1' "${{{ROOT}-}}/{path}" "${{{ROOT}-}}/{log}"\n"""
 
 
-def _verifier_command(task: HarborTask, script: bytes) -> str:
-    stale = " ".join(f'"${{{ROOT}-}}/{path}"' for path in REWARDS)
-    env = _exports({"PYTHONNOUSERSITE": "1", **task.env_of("environment"), **task.env_of("verifier")})
-    return f"rm -rf {stale} || exit {CANNOT_RUN[0]}\n{env}{_script_command('tests/test.sh', script)}"
+def _show_end(log: str) -> str:
+    return f'/usr/bin/tail -c {OUTPUT_KB << 9} "${{{ROOT}-}}/{log}"'
 
 
-def _check_verifier(task: HarborTask, ran: Ran) -> None:
-    """Raises EnvironmentFault if a verifier did not run to its end, or could not run a program of its own."""
-    what = ""
-    if ran.timed_out:
-        what = f"was stopped after {task.verifier_timeout_s:g} s"
-    elif ran.is_cut:
-        what = f"was stopped: more than {OUTPUT_KB} KiB of output"
-    elif ran.is_lost:
-        what = "lost its machine"
-    elif ran.exit_code in CANNOT_RUN or ran.exit_code > SIGNALED:
-        what = f"ended with exit code {ran.exit_code}"
-    if what:
-        raise EnvironmentFault(f"the verifier of {task.name} {what}: {ran.output.strip()[-500:]}")
+def _put_folder(machine: ShellMachine, task: HarborTask, name: str, *, is_protected: bool = False) -> None:
+    """Copies the tests or the solution of a task into its machine; their scripts can be run."""
+    files = read_tree(task.folder / name)
+    executables = {*list_executables(task.folder / name), "test.sh", "solve.sh"}
+    contents = {f"{name}/{path}": content for path, content in files.items()}
+    machine.write(contents, is_protected=is_protected, executables={f"{name}/{path}" for path in executables})
 
 
-def _reward_of(task: HarborTask, texts: Mapping[str, bytes | None], ran: Ran) -> float:
-    """Returns the reward in the files of a verdict; raises EnvironmentFault if there is none, or no single one."""
+def _follow(box: BoxWorkspace, step: dict[str, bytes] | str, executables: set[str]) -> None:
+    """Follows a step of a Dockerfile; raises NotInBox if it cannot be followed in a box."""
+    if isinstance(step, dict):
+        try:
+            box.write(step, executables=executables & step.keys())
+        except WorkspaceError as error:
+            raise NotInBox(f"a COPY of its Dockerfile fails: {error}") from error
+    elif (ran := box.run(step)).exit_code:
+        raise NotInBox(f"a step of its Dockerfile ended with {ran.exit_code}: {ran.output.strip()[-300:]}")
+
+
+def _reward_of(task: HarborTask, texts: Mapping[str, bytes | None]) -> float | None:
+    """Returns the reward in the files of a verdict, or None; raises NoVerdict if it is no number, or several."""
     path, text = next(((path, text) for path, text in texts.items() if text is not None), ("", b""))
     if not path:
-        raise EnvironmentFault(
-            f"the verifier of {task.name} wrote no reward (exit code {ran.exit_code}): {ran.output.strip()[-500:]}"
-        )
+        return None
     value: object = text.decode("utf-8", "replace").strip()
     try:
         if path.endswith(".json"):
             rewards = json.loads(text)
             if not isinstance(rewards, dict) or len(rewards) != 1:
                 keys = ", ".join(rewards) if isinstance(rewards, dict) else f"{rewards!r:.80}"
-                raise EnvironmentFault(f"the verifier of {task.name}: one reward is played, and /{path} has: {keys}")
+                raise NoVerdict(f"the verifier of {task.name}: one reward is played, and /{path} has: {keys}")
             (value,) = rewards.values()
             if not isinstance(value, int | float):
                 raise ValueError
@@ -336,20 +354,33 @@ def _reward_of(task: HarborTask, texts: Mapping[str, bytes | None], ran: Ran) ->
         if not math.isfinite(reward):
             raise ValueError
     except (ValueError, OverflowError, RecursionError) as error:
-        raise EnvironmentFault(f"the verifier of {task.name}: /{path} has no number: {value!r:.80}") from error
+        raise NoVerdict(f"the verifier of {task.name}: /{path} has no number: {value!r:.80}") from error
     return reward
 
 
 def _leaks_of(task: HarborTask) -> list[str]:
-    """Returns which of the files that an agent sees hold a whole file of the solution or of the tests."""
-    seen = {f"environment/{path}": content for path, content in read_tree(task.folder / "environment").items()}
-    seen["instruction.md"] = task.instruction.encode()
+    """Returns which of the files that an agent sees hold a whole file of the solution or of the tests.
+
+    A file that the tests and the environment share, under one name, is data of the task.
+    """
+    files = read_tree(task.folder / "environment")
+    shared = {(Path(path).name, content) for path, content in files.items()}
+    seen = {f"environment/{path}": _essence(content) for path, content in files.items()}
+    seen["instruction.md"] = _essence(task.instruction.encode())
     leaks = []
     for name in ("solution", "tests"):
         for path, content in read_tree(task.folder / name).items():
-            if len(secret := content.strip()) >= MIN_LEAK:
-                leaks += [f"{task.name}: {where} holds {name}/{path}" for where, text in seen.items() if secret in text]
+            if len(secret := _essence(content)) < MIN_LEAK or (
+                name == "tests" and (Path(path).name, content) in shared
+            ):
+                continue
+            leaks += [f"{task.name}: {where} holds {name}/{path}" for where, text in seen.items() if secret in text]
     return leaks
+
+
+def _essence(content: bytes) -> bytes:
+    """Returns a text without its comments, and without white space."""
+    return b"".join(b"".join(line.split()) for line in content.splitlines() if not line.lstrip().startswith(b"#"))
 
 
 def _tricks(env: TextEnv) -> list[Message]:

@@ -2,63 +2,48 @@
 
 from __future__ import annotations
 
-import functools
+import io
+import json
 import re
 import shlex
-import shutil
 import sys
-import sysconfig
-from collections.abc import Mapping, Sequence
+import tarfile
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from importlib.metadata import distributions
 from pathlib import Path, PurePosixPath
 
-from agentgym.envs.adapters.harbor_task import HarborTask, read_tree
-from agentgym.errors import ConfigError
+from agentgym.envs.adapters.harbor_shell import NotInBox, check_script, split_words, strip_installs
+from agentgym.envs.adapters.harbor_task import HarborTask, list_executables, read_tree
 
 __all__ = ["FOLDERS", "ROOT", "BoxSetup", "NotInBox", "read_setup"]
 
-FOLDERS = ("app", "data", "home/user", "logs", "solution", "tests", "workspace")
+FOLDERS = (
+    *("app", "data", "home/user", "solution", "tests", "tmp", "workspace"),
+    *("logs", "logs/agent", "logs/artifacts", "logs/verifier"),
+)
 """The folders of every task's box; one that its Dockerfile names is added."""
 ROOT = "AGENTGYM_ROOT"
 """The variable with the folder that stands for `/`: "" where the box has a root of its own, as in any container."""
-ABSOLUTE = re.compile(r"(?<![\w.$}])/(?:app|data|home|logs|opt|root|solution|srv|tests|tmp|var|workspace)\b(?![-.\w])")
+ABSOLUTE = re.compile(r"(?<![\w.$}:/])(?<!\}\")/([A-Za-z][\w.-]*)(?:/[\w.+-]+)*")
+WORK = {*"app data etc home logs media mnt opt root solution srv tests tmp usr var workspace".split()}
+"""The folders below the root that a path in a task may mean, in which a box has some folders or none."""
 DEEP = ("home", "mnt", "opt", "srv", "var")
 """Folders of which a box gets single subfolders: Python may be installed in others."""
-SYSTEM = "bin boot dev etc lib lib32 lib64 proc root run sbin sys usr box".split()
-BASES = re.compile(r"(?:ubuntu|debian|python)\b[-\w.]*(?::[-\w.]+)?(?:@\S+)?")
-"""The last part of the names of images that have only the system and Python."""
-PLAIN = (
-    re.compile(r"(?:apt-get|apt) (?:-\S+ )*(?:update|clean|autoremove|autoclean)\b.*"),
-    re.compile(r"rm -rf (?:/var/(?:lib/apt|cache)\S*\s*)+"),
-    re.compile(r"ln -sf? /usr/bin/python3(?:\.\d+)? /usr/bin/python3?"),
-    re.compile(r"true"),
+PROGRAMS = ("bin", "dev", "lib", "lib32", "lib64", "proc", "sbin", "usr")
+"""The folders of this machine that a box has, to read."""
+ACCOUNTS = ("etc/group", "etc/passwd")
+SYSTEM = (*PROGRAMS, "boot", "box", "etc", "root", "run", "sys")
+BASES = re.compile(
+    r"(?:(?:docker\.io/)?(?:library/)?(?:ubuntu|debian|python)|ghcr\.io/laude-institute/t-bench/(?:ubuntu|python)(?:-\d+)+)"
+    r"(?::(?!2\b|.*alpine|.*windows)[\w.-]+)?(?:@\S+)?"
 )
-"""Commands that have nothing to do in a box."""
-INSTALL = re.compile(r"(?:apt-get|apt|pip3?|python3? -m pip) (?:-\S+ )*install (.*)")
-NEEDS_MORE = re.compile(
-    r"(?<![\w/.-])(?:curl|wget|git clone|npm|gem|cargo|apt|apt-get|add-apt-repository|pip3?|conda|"
-    r"useradd|adduser|groupadd|chown|mount|sudo|su|service|systemctl|ldconfig|mknod)(?![\w.-])"
-)
-"""Programs that need a network, or root."""
-BASIC_PACKAGES = {
-    "python3",
-    "python3-pip",
-    "python3-minimal",
-    "python-is-python3",
-    "ca-certificates",
-    "coreutils",
-    "bash",
-    "tar",
-}
-PROGRAMS = {"build-essential": "make", "nodejs": "node", "python3-pytest": "pytest", "gawk": "awk"}
+"""The images that have only a Linux with glibc and Python 3."""
+HARMLESS = ("LABEL", "EXPOSE", "CMD", "MAINTAINER", "STOPSIGNAL")
+"""Instructions that have no effect on a task: it is not started by its CMD."""
+VARIABLE = re.compile(r"\$(?:(\w+)|\{(\w+)(?::-([^{}$]*))?\})")
 PATHS = {"PATH": f"{sys.base_prefix}/bin:/usr/local/bin:/usr/bin:/bin", "HOME": "/root"}
 """The variables that a Dockerfile may use without setting them."""
 SHELL_OPTIONS = "set -e\n"
-
-
-class NotInBox(ConfigError):
-    """A task that a box cannot play, and a container may."""
 
 
 @dataclass
@@ -67,23 +52,59 @@ class BoxSetup:
 
     workdir: str = "/"
     env: dict[str, str] = field(default_factory=dict)
+    args: dict[str, str] = field(default_factory=dict)
+    """The variables of the build alone."""
+    base_args: dict[str, str] = field(default_factory=dict)
+    """Those of before FROM, which an ARG without a value asks for."""
     steps: list[dict[str, bytes] | str] = field(default_factory=list)
     """Files by their paths below the root, and shell commands, in order."""
+    commands: list[str] = field(default_factory=list)
+    """The commands of RUN."""
+    executables: set[str] = field(default_factory=set)
+    """The files that can be run as programs."""
     folders: set[str] = field(default_factory=lambda: set(FOLDERS))
+    workdirs: set[str] = field(default_factory=set)
+    """Folders that are there: a file that is copied to one goes into it."""
 
-    def prelude(self) -> str:
-        """Returns the commands before each command: the variables, and the working folder."""
-        lines = [f"export {name}={shlex.quote(value)}" for name, value in self.env.items()]
-        return "\n".join([*lines, f'cd "${{{ROOT}-}}"{shlex.quote(self.workdir)} || exit 126', ""])
+    def prelude(self, env: Mapping[str, str]) -> str:
+        """Returns the commands before each command: the working folder, which one may have removed, and variables."""
+        folder = f'"${{{ROOT}-}}"{shlex.quote(self.workdir)}'
+        lines = [f"mkdir -p {folder} 2>/dev/null; cd {folder} || exit 126"]  # before PATH: by a program of the box
+        lines += [f'export TMPDIR="${{{ROOT}-}}/tmp"'] if "tmp" in self.folders else []
+        return "\n".join([*lines, *(f"export {name}={shlex.quote(value)}" for name, value in env.items()), ""])
 
     def claim(self, path: str) -> None:
         """Adds the folder of the box that an absolute path is in; raises NotInBox for one that it cannot have."""
         parts = PurePosixPath(path).parts[1:]
-        if parts[:1] == ("tmp",) and ".." not in parts:  # it is there
-            return
-        if not parts or ".." in parts or parts[0] in SYSTEM or (parts[0] in DEEP and len(parts) < 2):
+        is_shut = parts[:1] == ("tmp",) and "tmp" not in self.folders
+        if not parts or is_shut or ".." in parts or parts[0] in SYSTEM or (parts[0] in DEEP and len(parts) < 2):
             raise NotInBox(f"its Dockerfile writes to {path}")
         self.folders.add("/".join(parts[: 2 if parts[0] in DEEP else 1]))
+
+    def enter(self, folder: str) -> None:
+        """Makes a folder the working folder."""
+        self.workdir = str(PurePosixPath(self.workdir) / folder)
+        self.workdirs.add(self.workdir)
+        if self.workdir != "/":
+            self.claim(self.workdir)
+            self.steps.append(f"mkdir -p {shlex.quote(self.workdir[1:])}")
+
+    def expand(self, text: str) -> str:
+        """Returns a text with the values of its variables."""
+        values = {**PATHS, **self.args, **self.env}
+        expanded = VARIABLE.sub(lambda match: values.get(match[1] or match[2], "") or match[3] or "", text)
+        if "${" in expanded:
+            raise NotInBox(f"its Dockerfile has {text}")
+        return expanded
+
+    def has(self, path: str) -> bool:
+        """Returns whether a box has an absolute path, or the folder that it is in."""
+        inside = path[1:]
+        if inside in ACCOUNTS:
+            return True
+        if inside.partition("/")[0] in PROGRAMS:
+            return Path(path).exists()
+        return any(f"{inside}/".startswith(f"{name}/") or name.startswith(f"{inside}/") for name in self.folders)
 
 
 def read_setup(task: HarborTask, packages: Sequence[Path], backend: str) -> BoxSetup:
@@ -91,144 +112,162 @@ def read_setup(task: HarborTask, packages: Sequence[Path], backend: str) -> BoxS
     if not (text := task.text_of("environment/Dockerfile")):
         raise NotInBox("it has an image, and no Dockerfile")
     setup, files = BoxSetup(), read_tree(task.folder / "environment")
-    for number, (word, rest) in enumerate(_instructions(text)):
-        if (word == "FROM") != (number == 0):
-            raise NotInBox("its Dockerfile has several stages" if number else "its Dockerfile does not begin with FROM")
-        if word == "FROM":
-            if not BASES.fullmatch(rest.rpartition("/")[2]):
-                raise NotInBox(f"its image is {rest}")
-        elif word == "WORKDIR":
-            setup.workdir = str(PurePosixPath(setup.workdir) / _expand(rest, setup.env))
-            if setup.workdir != "/":
-                setup.claim(setup.workdir)
-            setup.steps.append(f"mkdir -p {shlex.quote(_inside(setup.workdir))}")
-        elif word in ("ENV", "ARG"):
-            setup.env |= _variables(rest, setup.env)
+    if ignored := next((name for name in files if "/" not in name and name.endswith(".dockerignore")), None):
+        raise NotInBox(f"it has a {ignored}")
+    if any(path.resolve().is_relative_to("/tmp") for path in (*packages, Path(sys.base_prefix))):
+        setup.folders.remove("tmp")
+    executables = list_executables(task.folder / "environment")
+    for word, rest in _instructions_after_from(text, setup):
+        if word == "WORKDIR":
+            setup.enter(setup.expand(rest))
+        elif word == "ENV":
+            setup.env |= _variables(_pairs(rest), setup)
+        elif word == "ARG":
+            pairs = [pair if "=" in pair else f"{pair}={setup.base_args.get(pair, '')}" for pair in _pairs(rest)]
+            setup.args |= _variables([pair for pair in pairs if not pair.endswith("=")], setup)
         elif word in ("COPY", "ADD"):
-            _copy(setup, rest, files)
+            _copy(setup, f"{word} {rest}", files, executables)
         elif word == "RUN":
             _run(setup, rest, packages)
-        elif word not in ("LABEL", "EXPOSE", "CMD", "ENTRYPOINT", "MAINTAINER", "SHELL", "STOPSIGNAL"):
+        elif word not in HARMLESS:
             raise NotInBox(f"its Dockerfile has {word}")
     if workdir := task.config.get("environment", {}).get("workdir"):
-        setup.workdir = str(PurePosixPath("/") / workdir)
-        setup.claim(setup.workdir)
-    if backend == "landlock" and (path := _absolute_path(task, setup)):
-        raise NotInBox(f"landlock has no root of its own, and the task names {path}: ${ROOT} before it would do")
+        setup.enter(str(PurePosixPath("/") / workdir))
+    _check_work(task, setup, packages, backend)
     return setup
 
 
-def _absolute_path(task: HarborTask, setup: BoxSetup) -> str:
-    texts = [
-        task.instruction,
-        *(step for step in setup.steps if isinstance(step, str) and not step.startswith("mkdir")),
-    ]
+def _check_work(task: HarborTask, setup: BoxSetup, packages: Sequence[Path], backend: str) -> None:
+    """Raises NotInBox if the work or its verifier is in a place that the box does not have, or needs more programs."""
+    if setup.workdir == "/":
+        raise NotInBox("its working folder is /")
+    texts = [task.instruction, *(setup.commands if backend == "landlock" else ())]
     for name in ("tests", "solution"):
-        texts += [content.decode("utf-8", "replace") for content in read_tree(task.folder / name).values()]
-    return next((match[0] for text in texts if (match := ABSOLUTE.search(text))), "")
+        contents = {path: content for path, content in read_tree(task.folder / name).items() if b"\0" not in content}
+        texts += [content.decode("utf-8", "replace") for content in contents.values()]
+    for path, content in read_tree(task.folder / "tests").items():
+        if path.endswith(".sh"):
+            check_script(content.decode("utf-8", "replace"), packages)
+    for match in (match for text in texts for match in ABSOLUTE.finditer(text) if match[1] in WORK):
+        path = match[0].rstrip(".")
+        if not setup.has(path):
+            raise NotInBox(f"the task names {path}, which a box does not have")
+        if backend == "landlock" and match[1] != "usr":
+            raise NotInBox(f"landlock has no root of its own, and the task names {path}: ${ROOT} before it would do")
+
+
+def _instructions_after_from(text: str, setup: BoxSetup) -> Iterator[tuple[str, str]]:
+    """Yields the instructions of a Dockerfile with one stage, whose image a box can be."""
+    has_image = False
+    for word, rest in _instructions(text):
+        if word == "FROM":
+            image = re.sub(r"^--platform=linux/\S+\s+|\s+AS\s+\S+$", "", rest, flags=re.IGNORECASE)
+            if has_image:
+                raise NotInBox("its Dockerfile has several stages")
+            if not BASES.fullmatch(setup.expand(image)):
+                raise NotInBox(f"its image is {image}")
+            has_image, setup.base_args, setup.args = True, setup.args, {}
+        elif has_image or word == "ARG":
+            yield word, rest
+        else:
+            break
+    if not has_image:
+        raise NotInBox("its Dockerfile does not begin with FROM")
 
 
 def _instructions(text: str) -> list[tuple[str, str]]:
     """Returns the instructions of a Dockerfile; raises NotInBox for one with texts of several lines."""
-    lines = [line for line in text.splitlines() if line.strip() and not line.lstrip().startswith("#")]
-    joined = re.sub(r"[\\]\s*\n", " ", "\n".join(lines))
+    lines = [line for line in text.removeprefix("\ufeff").splitlines() if line.strip()]
+    if lines and re.match(r"#\s*escape\s*=", lines[0], re.IGNORECASE):
+        raise NotInBox("its Dockerfile has an escape character")
+    joined = re.sub(r"[\\]\s*\n", " ", "\n".join(line for line in lines if not line.lstrip().startswith("#")))
     instructions = []
     for line in joined.splitlines():
-        word, _, rest = line.strip().partition(" ")
-        if "<<" in rest:
+        word, *rest = line.split(None, 1)
+        if "<<" in line:
             raise NotInBox("its Dockerfile has texts of several lines (<<)")
-        instructions.append((word.upper(), rest.strip()))
+        instructions.append((word.upper(), rest[0].strip() if rest else ""))
     return instructions
 
 
-def _variables(rest: str, env: Mapping[str, str]) -> dict[str, str]:
-    words = shlex.split(rest)
-    if words and "=" not in words[0]:  # the older form: one name, then its value
-        words = [f"{words[0]}={' '.join(words[1:])}"]
-    pairs = [word.partition("=") for word in words]
-    return {name: _expand(value, env) for name, _, value in pairs if name.isidentifier()}
+def _pairs(rest: str) -> list[str]:
+    """Returns the NAME=VALUE of an ENV or ARG, whose older form is a name, then its value."""
+    if re.search(r"\\\$|'[^']*\$", rest):
+        raise NotInBox(f"its Dockerfile has a quoted $: {rest}")
+    words = split_words(rest)
+    return [f"{words[0]}={' '.join(words[1:])}"] if len(words) > 1 and "=" not in words[0] else words
 
 
-def _expand(text: str, env: Mapping[str, str]) -> str:
-    return re.sub(
-        r"\$(?:(\w+)|\{(\w+)\})", lambda match: env.get(match[1] or match[2], PATHS.get(match[1] or match[2], "")), text
-    )
+def _variables(pairs: Sequence[str], setup: BoxSetup) -> dict[str, str]:
+    variables = {name: setup.expand(value) for name, _, value in (pair.partition("=") for pair in pairs)}
+    if wrong := [name for name in variables if not re.fullmatch(r"[A-Za-z_]\w*", name, re.ASCII)]:
+        raise NotInBox(f"its Dockerfile sets {wrong[0]!r}")
+    return variables
 
 
-def _copy(setup: BoxSetup, rest: str, files: Mapping[str, bytes]) -> None:
-    words = shlex.split(_expand(rest, setup.env)) if not rest.startswith("[") else re.findall(r'"([^"]*)"', rest)
+def _words_of(rest: str) -> list[str] | None:
+    """Returns the words of an instruction in its JSON form; None if it has another form."""
+    try:
+        words = json.loads(rest)
+    except (ValueError, RecursionError):
+        return None
+    return words if isinstance(words, list) and all(isinstance(word, str) for word in words) else None
+
+
+def _copy(setup: BoxSetup, line: str, files: Mapping[str, bytes], executables: set[str]) -> None:
+    instruction, _, rest = line.partition(" ")
+    words = [setup.expand(word) for word in _words_of(rest) or split_words(rest)]
     options = [word for word in words if word.startswith("--")]
-    *sources, target = [word for word in words if word not in options] or [""]
-    if not sources or any(not option.startswith(("--chown=", "--chmod=")) for option in options):
-        raise NotInBox(f"its Dockerfile has COPY {rest}")
+    *patterns, target = [word for word in words if word not in options] or [""]
+    if not patterns or any(not option.startswith(("--chown=", "--chmod=")) for option in options):
+        raise NotInBox(f"its Dockerfile has {line}")
+    sources = [source for pattern in patterns for source in _sources(pattern, files)]
     path = PurePosixPath(setup.workdir) / target
+    is_folder = target.endswith(("/", "/.")) or target == "." or len(sources) > 1 or str(path) in setup.workdirs
     copies: dict[str, bytes] = {}
     for source in sources:
-        name = str(PurePosixPath(source.lstrip("/")))
-        below = {
-            key: content for key, content in files.items() if name == "." or PurePosixPath(key).is_relative_to(name)
-        }
-        if "://" in source or "*" in source or not below:
-            raise NotInBox(f"its Dockerfile copies {source}, which is no file of its environment")
-        for key, content in below.items():
-            is_one = key == name
-            goes_in = not is_one or target.endswith("/") or len(sources) > 1 or target in (".", "./")
-            relative = PurePosixPath(key).name if is_one else str(PurePosixPath(key).relative_to(name))
-            place = path / relative if goes_in else path
+        for key, content in files.items():
+            if not PurePosixPath(key).is_relative_to(source):
+                continue
+            if instruction == "ADD" and key == source and tarfile.is_tarfile(io.BytesIO(content)):
+                raise NotInBox(f"its Dockerfile unpacks {source}")
+            relative = PurePosixPath(key).name if key == source else str(PurePosixPath(key).relative_to(source))
+            place = path / relative if key != source or is_folder else path
             setup.claim(str(place.parent))
-            copies[_inside(str(place))] = content
+            copies[str(place)[1:]] = content
+            if key in executables:
+                setup.executables.add(str(place)[1:])
     setup.steps.append(copies)
     for option in options:
         if option.startswith("--chmod="):
-            names = shlex.join(copies)
-            setup.steps.append(f"chmod {shlex.quote(option.partition('=')[2])} {names}")
+            setup.steps.append(f"chmod {shlex.quote(option.partition('=')[2])} {shlex.join(copies)}")
+
+
+def _sources(pattern: str, files: Mapping[str, bytes]) -> list[str]:
+    """Returns the files and folders of the environment that a COPY names."""
+    name = PurePosixPath(pattern.lstrip("/"))
+    paths = {str(path) for key in files for path in (PurePosixPath(key), *PurePosixPath(key).parents)}
+    matches = [path for path in paths if len(PurePosixPath(path).parts) == len(name.parts)]
+    if re.search(r"[*?]", pattern):
+        matches = [path for path in matches if PurePosixPath(path).match(str(name))]
+    else:
+        matches = [path for path in matches if path == str(name)]
+    if "://" in pattern or not matches:
+        raise NotInBox(f"its Dockerfile copies {pattern}, which is no file of its environment")
+    return sorted(matches)
 
 
 def _run(setup: BoxSetup, rest: str, packages: Sequence[Path]) -> None:
-    if rest.startswith("["):
-        rest = shlex.join(re.findall(r'"([^"]*)"', rest))
-    commands = []
-    for command in (part.strip() for part in rest.split("&&")):
-        if any(pattern.fullmatch(command) for pattern in PLAIN):
-            continue
-        if match := INSTALL.fullmatch(command):
-            names = {re.split(r"[=<>~!\[;]", word)[0] for word in shlex.split(match[1]) if not word.startswith("-")}
-            has = _has_package if command.startswith("apt") else functools.partial(_has_distribution, tuple(packages))
-            if missing := sorted(name for name in names if not has(name)):
-                raise NotInBox(f"its Dockerfile installs {', '.join(missing)}")
-            continue
-        if match := NEEDS_MORE.search(command):
-            raise NotInBox(f"its Dockerfile runs {match[0]}")
-        for path in re.findall(r"(?<![\w.$}])/[\w.-]+(?:/[\w.-]+)?", command):
-            if PurePosixPath(path).parts[1] not in SYSTEM:
-                setup.claim(path)
-        commands.append(command)
+    def read(path: str) -> str | None:
+        name = str(PurePosixPath(setup.workdir) / path)[1:]
+        content = next((step[name] for step in reversed(setup.steps) if isinstance(step, dict) and name in step), None)
+        return None if content is None else content.decode("utf-8", "replace")
+
+    words = _words_of(rest)
+    commands = strip_installs(rest if words is None else shlex.join(words), packages, read)
+    for path in re.findall(r"(?<![\w.$}/:])/[\w.-]+(?:/[\w.-]+)?", commands):
+        if PurePosixPath(path).parts[1] not in PROGRAMS:
+            setup.claim(path)
     if commands:
-        setup.steps.append(f"{SHELL_OPTIONS}{setup.prelude()}{' && '.join(commands)}")
-
-
-def _inside(path: str) -> str:
-    """Returns an absolute path as the box's working folder has it: /tmp is that folder itself."""
-    parts = PurePosixPath(path).parts[1:]
-    return "/".join(parts[1:] if parts[:1] == ("tmp",) else parts) or "."
-
-
-def _has_package(name: str) -> bool:
-    """Returns whether a package of the system, or its program, is on this machine, whose system the box has."""
-    lists = (Path("/var/lib/dpkg/info") / f"{name}.list", *Path("/var/lib/dpkg/info").glob(f"{name}:*.list"))
-    return name in BASIC_PACKAGES or any(file.is_file() for file in lists) or _has_program(PROGRAMS.get(name, name))
-
-
-def _has_program(name: str) -> bool:
-    return shutil.which(name, path=f"{sys.base_prefix}/bin:/usr/local/bin:/usr/bin:/bin") is not None
-
-
-@functools.cache
-def _has_distribution(packages: tuple[Path, ...], name: str) -> bool:
-    """Returns whether the box's Python, which is this one's base, has a distribution; its version is not compared."""
-    base = {"base": sys.base_prefix, "platbase": sys.base_exec_prefix}
-    schemes = [scheme for scheme in sysconfig.get_scheme_names() if "user" not in scheme and "venv" not in scheme]
-    folders = {sysconfig.get_path("purelib", scheme, base) for scheme in schemes if scheme.startswith(("posix", "deb"))}
-    paths = [*folders, f"{sys.base_prefix}/lib/python3/dist-packages", *map(str, packages)]
-    names = {re.sub(r"[-_.]+", "-", dist.name).lower() for dist in distributions(path=paths) if dist.name}
-    return re.sub(r"[-_.]+", "-", name).lower() in names
+        setup.commands.append(commands)
+        setup.steps.append(f"{SHELL_OPTIONS}{setup.prelude({**setup.args, **setup.env})}{commands}")

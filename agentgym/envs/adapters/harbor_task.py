@@ -13,19 +13,25 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
+from agentgym.envs.adapters.harbor_shell import find_download
 from agentgym.errors import ConfigError
 
-__all__ = ["HarborTask", "read_harbor_tasks", "read_tree"]
+__all__ = ["HarborTask", "list_executables", "read_harbor_tasks", "read_tree"]
 
 _log = logging.getLogger(__name__)
 CONFIG, INSTRUCTION, DOCKERFILE = "task.toml", "instruction.md", "environment/Dockerfile"
 TEST, SOLUTION = "tests/test.sh", "solution/solve.sh"
+FOLDERS = ("environment", "solution", "tests")
 VERSIONS = ("1.0", "1.1", "1.2", "1.3", "1.4")
 MAX_FILES, MAX_TREE_BYTES = 4096, 64 << 20
 """The most files, and bytes, of one folder that is copied into a machine."""
 COMPOSE = ("docker-compose.yaml", "docker-compose.yml", "compose.yaml", "compose.yml", "singularity-compose.yaml")
 CANARY = re.compile(r"(<!--.*canary.*-->|#.*canary.*)", re.IGNORECASE)
 """A line that marks the origin of data, which an agent is not shown."""
+DEFAULT = re.compile(r"\$\{[^}:]+(?::-(.*))?\}")
+"""A value that Harbor takes from a variable of its machine, and the default of that variable."""
+MAX_NUMBER = 1e8
+"""The largest number of seconds, cores or MiB."""
 SIZES = {"K": 1 / 1024, "M": 1.0, "G": 1024.0}
 KEYS = {
     "": "schema_version version task metadata verifier agent environment solution source artifacts steps "
@@ -45,14 +51,12 @@ REFUSED = {
     "environment.skills_dir": "skills for the agent",
     "environment.healthcheck": "a service that has to come up",
     "environment.allowed_hosts": "a network",
-    "agent.network_mode": "a network of its own",
     "agent.user": "a user of its own: all commands are run by one ordinary user",
-    "verifier.network_mode": "a network of its own",
     "verifier.user": "a user of its own: all commands are run by one ordinary user",
     "verifier.environment": "a second machine",
     "verifier.collect": "a second machine",
 }
-"""What cannot be played, by the key that asks for it; a false value asks for nothing."""
+"""What cannot be played, by the key that asks for it; a false value asks for nothing, except the user 0."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,14 +80,20 @@ class HarborTask:
         """The name of its folder."""
         return self.folder.name
 
+    @property
+    def solution_s(self) -> float:
+        """The seconds of its solution; an hour if the file has no limit."""
+        return 3600.0 if math.isinf(self.agent_timeout_s) else self.agent_timeout_s
+
     def env_of(self, table: str) -> dict[str, str]:
         """Returns the variables of a table: environment, verifier or solution."""
-        return dict(self.config.get(table, {}).get("env", {}))
+        env = self.config.get(table, {}).get("env", {})
+        return {name: match[1] if (match := DEFAULT.fullmatch(value)) else value for name, value in env.items()}
 
     @functools.cached_property
     def digest(self) -> str:
-        """The digest, in hex, of its instruction and of the names and sizes of its machine's files."""
-        files = [(str(path.relative_to(self.folder)), path.stat().st_size) for path in _list_tree(self.folder)]
+        """The digest, in hex, of its instruction and of the names and sizes of its files."""
+        files = [(str(path.relative_to(self.folder)), path.stat().st_size) for path in _list_files(self.folder)]
         return sha256(repr((self.instruction, files)).encode()).hexdigest()[:16]
 
     def text_of(self, path: str) -> str:
@@ -128,6 +138,20 @@ def read_tree(folder: Path) -> dict[str, bytes]:
     return {path.relative_to(folder).as_posix(): path.read_bytes() for path in _list_tree(folder)}
 
 
+def list_executables(folder: Path) -> set[str]:
+    """Returns the files below a folder that are programs, by their paths there."""
+    return {path.relative_to(folder).as_posix() for path in _list_tree(folder) if path.stat().st_mode & 0o100}
+
+
+def _list_files(folder: Path) -> list[Path]:
+    """Returns the files of a task, in order; others in its folder, such as a README, are no part of it."""
+    files = [path for name in FOLDERS for path in _list_tree(folder / name)]
+    for name in (CONFIG, INSTRUCTION):
+        if (folder / name).is_symlink():
+            raise ConfigError(f"{folder / name} is a link: a task consists of plain files and folders")
+    return sorted([*files, folder / CONFIG, folder / INSTRUCTION])
+
+
 def _list_tree(folder: Path) -> list[Path]:
     files: list[Path] = []
     size = 0
@@ -145,18 +169,28 @@ def _list_tree(folder: Path) -> list[Path]:
 
 
 def _read_task(folder: Path) -> HarborTask:
-    file = folder / CONFIG
+    if folder.is_symlink():
+        raise ConfigError(f"{folder} is a link: a task consists of plain files and folders")
+    try:
+        return _read_parts(folder, folder / CONFIG)
+    except OSError as error:
+        raise ConfigError(f"{folder} cannot be read: {error}") from error
+
+
+def _read_parts(folder: Path, file: Path) -> HarborTask:
     try:
         config = tomllib.loads(file.read_text("utf-8"))
-    except (OSError, ValueError) as error:
+    except (ValueError, RecursionError) as error:
         raise ConfigError(f"{file} cannot be read: {error}") from error
     _check_tables(file, config)
     _refuse(file, config)
     for path in (INSTRUCTION, TEST):
         if not (folder / path).is_file():
             raise ConfigError(f"{folder} has no {path}")
-    for name in ("environment", "tests", "solution"):
-        _list_tree(folder / name)
+    for script in _list_files(folder):
+        is_test = script.suffix == ".sh" and script.is_relative_to(folder / "tests")
+        if is_test and (program := find_download(script.read_text("utf-8", "replace"))):
+            raise ConfigError(f"{script}: the verifier runs {program}, which needs a network, and there is none")
     if compose := next((name for name in COMPOSE if (folder / "environment" / name).exists()), None):
         raise ConfigError(f"{folder}/environment/{compose}: several containers cannot be played")
     if not (folder / DOCKERFILE).is_file() and not config.get("environment", {}).get("docker_image"):
@@ -172,8 +206,8 @@ def _read_task(folder: Path) -> HarborTask:
         agent_timeout_s=_number(file, config, "agent.timeout_sec", math.inf),
         verifier_timeout_s=_number(file, config, "verifier.timeout_sec", 600.0),
         cpus=_number(file, config, "environment.cpus", 1.0),
-        memory_mb=int(_number(file, config, "environment.memory_mb", _size(file, environment, "memory", 2048))),
-        storage_mb=int(_number(file, config, "environment.storage_mb", _size(file, environment, "storage", 10240))),
+        memory_mb=int(_number(file, config, "environment.memory_mb", _size(file, environment, "memory", 2048.0))),
+        storage_mb=int(_number(file, config, "environment.storage_mb", _size(file, environment, "storage", 10240.0))),
         has_solution=(folder / SOLUTION).is_file(),
     )
 
@@ -193,9 +227,9 @@ def _check_tables(file: Path, config: Mapping[str, Any]) -> None:
         if not isinstance(env, dict) or not all(isinstance(value, str) for value in env.values()):
             raise ConfigError(f"{file}: {table}.env: a table of texts is expected, got {env!r:.80}")
         for name, value in env.items():
-            if not re.fullmatch(r"[A-Za-z_]\w*", name):
+            if not re.fullmatch(r"[A-Za-z_]\w*", name, re.ASCII):
                 raise ConfigError(f"{file}: {table}.env: {name!r} cannot be the name of a variable")
-            if "${" in value:
+            if (match := DEFAULT.fullmatch(value)) and match[1] is None:
                 raise ConfigError(f"{file}: {table}.env.{name}: it is a variable of this machine, and none goes in")
     if unknown:
         _warn_once(f"{file}: unknown keys, which are kept and not used: {', '.join(unknown)}")
@@ -209,15 +243,17 @@ def _warn_once(message: str) -> None:
 def _refuse(file: Path, config: Mapping[str, Any]) -> None:
     """Raises ConfigError for what a task asks for and cannot get."""
     for key, what in REFUSED.items():
-        if value := _at(config, key):
-            if key.endswith("network_mode") and value == "no-network":
-                continue
+        value = _at(config, key)
+        if value or (key.endswith(".user") and value is not None):
             raise ConfigError(f"{file}: {key}: the task needs {what}, which cannot be played")
     environment = config.get("environment", {})
     if str(environment.get("os", "linux")).lower() != "linux":
         raise ConfigError(f"{file}: environment.os: the task needs {environment['os']!r}, and there is Linux")
-    if environment.get("network_mode", "public") not in ("public", "no-network"):
-        raise ConfigError(f"{file}: environment.network_mode: the task needs a network, which cannot be played")
+    mode = environment.get("network_mode", "public")
+    for table in ("environment", "agent", "verifier"):
+        own = config.get(table, {}).get("network_mode", mode)
+        if own not in ("public", "no-network") or (own == "public" and mode != "public"):
+            raise ConfigError(f"{file}: {table}.network_mode: the task needs a network, which cannot be played")
     if config.get("verifier", {}).get("environment_mode", "shared") != "shared":
         raise ConfigError(f"{file}: verifier.environment_mode: the task needs a second machine")
     for key in ("docker_image", "workdir"):
@@ -234,19 +270,22 @@ def _number(file: Path, config: Mapping[str, Any], key: str, default: float) -> 
     value = _at(config, key)
     if value is None:
         return default
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
-        raise ConfigError(f"{file}: {key}: a positive number is expected, got {value!r:.80}")
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= MAX_NUMBER:
+        raise ConfigError(f"{file}: {key}: a positive number is expected, at most {MAX_NUMBER:g}, got {value!r:.80}")
     return float(value)
 
 
 def _size(file: Path, environment: Mapping[str, Any], key: str, default: float) -> float:
-    """Returns the MiB of a size as files of version 1.0 write it, such as 2G."""
-    if (value := environment.get(key)) is None:
+    """Returns the MiB of a size as files of version 1.0 write it, such as 2G; Harbor ignores a number."""
+    if not isinstance(value := environment.get(key), str):
         return default
-    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([KMG])B?\s*", str(value), re.IGNORECASE)
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([KMG])B?\s*", value, re.IGNORECASE)
     if match is None or not float(match[1]):
         raise ConfigError(f"{file}: environment.{key}: a size such as 2G is expected, got {value!r:.80}")
-    return max(1.0, float(match[1]) * SIZES[match[2].upper()])
+    size = max(1.0, float(match[1]) * SIZES[match[2].upper()])
+    if environment.get(f"{key}_mb", int(size)) != int(size):
+        raise ConfigError(f"{file}: environment.{key}: {value} is not the {environment[f'{key}_mb']!r} of {key}_mb")
+    return size
 
 
 def _without_canary(text: str) -> str:

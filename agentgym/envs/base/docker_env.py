@@ -118,7 +118,7 @@ def _format_output(ran: Ran, limits: ContainerLimits) -> str:
     """Formats the output for the model, with how the command ended unless all went well."""
     notes = []
     if ran.timed_out:
-        notes.append(f"it was stopped after {limits.time_limit_s:g} s, and all it had started")
+        notes.append(f"it was stopped after {round(ran.seconds, 1):g} s, and all it had started")
     elif ran.is_cut:
         notes.append(f"it was stopped: more than {limits.output_kb} KiB of output, of which this is the beginning")
     elif ran.exit_code:

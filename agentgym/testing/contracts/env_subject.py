@@ -108,11 +108,11 @@ def play_episode(
     if watch is not None:
         watch("", (observation, 0.0, False, False, info))
     policy.reset(env, observation, seed + POLICY_SEED)
-    reward, ended, steps = 0.0, False, 0
+    reward, ended, steps, before = 0.0, False, 0, ""
     with watched_tools(env) as raised:
         while not ended and steps < (env.max_turns or UNLIMITED_STEPS):
             action = Action.from_message(policy_reply(policy, observation))
-            result = env.step(action)
+            result, before = env.step(action), observation if steps else ""
             observation, paid, terminated, truncated, info = result
             reward, ended, steps = reward + paid, terminated or truncated, steps + 1
             if watch is not None:
@@ -120,6 +120,10 @@ def play_episode(
     success = info.get("metrics", {}).get("success")
     last_turn = (
         f"the last reply {' '.join(action.split()):.200} was answered {observation!r:.200}" if steps else "no reply"
+    )
+    last_turn += f", the one before it {before!r:.200}" if before else ""
+    last_turn += (
+        f"; its verifier printed {output!r:.200}" if (output := getattr(env.unwrapped, "verifier_output", "")) else ""
     )
     return EpisodeResult(reward, None if success is None else float(success), ended, last_turn, raised)
 

@@ -6,7 +6,7 @@ import contextlib
 import io
 import tarfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import Protocol
@@ -84,8 +84,13 @@ class ShellMachine(Protocol):
     def run(self, command: str, *, time_limit_s: float | None = None) -> Ran:
         """Runs a shell command."""
 
-    def write(self, files: Mapping[str, bytes], *, is_protected: bool = False) -> None:
-        """Writes files, by paths relative to the machine's folder; protected ones are root's, where it has a root."""
+    def write(
+        self, files: Mapping[str, bytes], *, is_protected: bool = False, executables: Collection[str] = ()
+    ) -> None:
+        """Writes files, by paths relative to the machine's folder; protected ones are root's, where it has a root.
+
+        The files `executables` can be run as programs.
+        """
 
     def read(self, path: str, max_bytes: int = 1 << 20) -> bytes | None:
         """Returns a regular file's content; None if there is none at the path, or a larger one."""
@@ -157,7 +162,9 @@ class Workspace:
         text, took_s = output.decode("utf-8", "replace"), time.monotonic() - started
         return Ran(output=text, exit_code=code, seconds=took_s, timed_out=timed_out, is_cut=is_cut, is_lost=is_lost)
 
-    def write(self, files: Mapping[str, bytes], *, is_protected: bool = False) -> None:
+    def write(
+        self, files: Mapping[str, bytes], *, is_protected: bool = False, executables: Collection[str] = ()
+    ) -> None:
         """Writes files below the folder, as the user's own or as root's; missing folders are created."""
         top, owner = self._folder.strip("/"), "0:0" if is_protected else self._user
         entries: dict[str, tuple[tarfile.TarInfo, bytes]] = {}
@@ -168,6 +175,8 @@ class Workspace:
             for parent in reversed(pure.parents[:-1]):
                 entries.setdefault(str(parent), _entry(f"{top}/{parent}".strip("/"), owner, None))
             entries[str(pure)] = _entry(f"{top}/{pure}".strip("/"), owner, content)
+            if path in executables:
+                entries[str(pure)][0].mode = 0o755
         self._put(list(entries.values()))
 
     def read(self, path: str, max_bytes: int = 1 << 20) -> bytes | None:

@@ -3,19 +3,28 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import shlex
-from collections.abc import Mapping, Sequence
-from pathlib import PurePosixPath
+import tarfile
+import time
+from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path, PurePosixPath
 
 from agentgym.errors import SandboxError
 from agentgym.tools.containers.workspace import Ran
 from agentgym.tools.sandbox.protocol import Ended, Outcome, Sandbox, SandboxSession
 
-__all__ = ["BoxWorkspace"]
+__all__ = ["BoxWorkspace", "WorkspaceError"]
 
 ARCHIVE = ".files.tar"
+ARCHIVER = shlex.join(["python3", "-I", "-S", "-c", Path(__file__).with_name("archive.py").read_text("utf-8"), ARCHIVE])
+"""The program that packs and unpacks; no file in a box has a part in it."""
 SIGNALED = 128  # a shell adds the signal's number to this
 KILL_CODE = 137
+
+
+class WorkspaceError(SandboxError):
+    """The files of a box could not be moved or written, as its commands have left them."""
 
 
 class BoxWorkspace:
@@ -51,9 +60,14 @@ class BoxWorkspace:
             is_lost=outcome.is_lost,
         )
 
-    def write(self, files: Mapping[str, bytes], *, is_protected: bool = False) -> None:
+    def write(
+        self, files: Mapping[str, bytes], *, is_protected: bool = False, executables: Collection[str] = ()
+    ) -> None:
         """Writes files; missing folders are created. There is one user, from whom no file is protected."""
-        _require_ok(self._run(":", files=files), "files could not be written into a box")
+        if executables:  # Landlock lets no mode be changed: they are created with theirs
+            self._unpack(_archive_of(files, executables))
+        else:
+            _require_ok(self._run(":", files=files), "files could not be written into a box")
 
     def read(self, path: str, max_bytes: int = 1 << 20) -> bytes | None:
         """Returns a regular file's content; None if there is none at the path, or a larger one."""
@@ -65,27 +79,24 @@ class BoxWorkspace:
 
     def renew(self, without: Sequence[str] = ()) -> None:
         """Moves the files into a new box: no process that saw a command of before is left."""
-        paths = {str(path) for name in self._folders for path in (PurePosixPath(name), *PurePosixPath(name).parents)}
-        folders = [shlex.quote(f"./{path}") for path in sorted(paths - {"."})]
-        left_out = " ".join(f"! -path {folder}" for folder in folders)
-        left_out += "".join(f" ! -path {shlex.quote(f'./{name}/*')}" for name in without)
-        archive = f"find . -mindepth 1 {left_out} -print0 | tar cf {ARCHIVE} --no-recursion --null -T -"
-        packed = self._run(f"cd ~ && rm -rf {ARCHIVE} && {archive}", collect=[ARCHIVE])
+        own = {str(path) for name in self._folders for path in (PurePosixPath(name), *PurePosixPath(name).parents)}
+        lists = shlex.join(["\n".join(own), "\n".join(without)])
+        packed = self._run(f"rm -rf {ARCHIVE} && {ARCHIVER} {lists}", collect=[ARCHIVE])
         _require_ok(packed, "the files of a box could not be taken out")
         self.close()
         if (content := packed.files.get(ARCHIVE)) is None:
-            raise SandboxError("the files of a box could not be taken out: they are too large")
+            raise WorkspaceError("the files of a box could not be taken out: they are too large")
         self._session = self._sandbox.session()
-        steps = [f"tar xof {ARCHIVE}", *(f"[ ! -L {folder} ] && [ -d {folder} ]" for folder in folders)]
-        steps += [f"rm -f {ARCHIVE}", *(f"find ./{shlex.quote(name)} -mindepth 1 -delete" for name in without)]
-        unpacked = self._run(" && ".join(steps), files={ARCHIVE: content})
-        _require_ok(unpacked, "the files of a box could not be put into another")
+        self._unpack(content)
 
     def close(self) -> None:
         """Ends the box and everything in it."""
         session, self._session = self._session, None
         if session is not None:
             session.close()
+
+    def _unpack(self, archive: bytes) -> None:
+        _require_ok(self._run(ARCHIVER, files={ARCHIVE: archive}), "files could not be written into a box")
 
     def _run(
         self,
@@ -104,6 +115,16 @@ class BoxWorkspace:
         return outcome
 
 
+def _archive_of(files: Mapping[str, bytes], executables: Collection[str]) -> bytes:
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w", format=tarfile.PAX_FORMAT) as tar:
+        for path, content in files.items():
+            entry = tarfile.TarInfo(path)
+            entry.size, entry.mode, entry.mtime = len(content), 0o755 if path in executables else 0o644, time.time()
+            tar.addfile(entry, io.BytesIO(content))
+    return buffer.getvalue()
+
+
 def _require_ok(outcome: Outcome, what: str) -> None:
     if not outcome.ok:
-        raise SandboxError(f"{what} ({outcome.ended}): {outcome.stderr.strip()[-300:] or outcome.exit_code}")
+        raise WorkspaceError(f"{what} ({outcome.ended}): {outcome.stderr.strip()[-300:] or outcome.exit_code}")

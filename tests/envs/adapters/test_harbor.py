@@ -42,10 +42,10 @@ NEEDS = {
     "environment.allowed_hosts": '[environment]\nallowed_hosts = ["a.org"]\n',
     "environment.network_mode": '[environment]\nnetwork_mode = "allowlist"\n',
     "environment.os": '[environment]\nos = "windows"\n',
-    "agent.network_mode": '[agent]\nnetwork_mode = "public"\n',
-    "agent.user": '[agent]\nuser = "root"\n',
-    "verifier.network_mode": '[verifier]\nnetwork_mode = "public"\n',
-    "verifier.user": "[verifier]\nuser = 1\n",
+    "agent.network_mode": '[environment]\nnetwork_mode = "no-network"\n[agent]\nnetwork_mode = "public"\n',
+    "agent.user": "[agent]\nuser = 0\n",
+    "verifier.network_mode": '[verifier]\nnetwork_mode = "allowlist"\n',
+    "verifier.user": '[verifier]\nuser = "root"\n',
     "verifier.environment": "[verifier.environment]\ncpus = 1\n",
     "verifier.environment_mode": '[verifier]\nenvironment_mode = "separate"\n',
     "verifier.collect": '[[verifier.collect]]\ncommand = "true"\n',
@@ -55,11 +55,15 @@ WRONG = {
     'version = "0.9"': "schema_version: '0.9' is not read; 1.0, ",
     "[verifier": "cannot be read",
     "verifier = 3": "verifier: a table is expected, got 3",
-    '[agent]\ntimeout_sec = "soon"': "agent.timeout_sec: a positive number is expected, got 'soon'",
+    '[agent]\ntimeout_sec = "soon"': "agent.timeout_sec: a positive number is expected, at most 1e+08, got 'soon'",
     "[environment]\nmemory_mb = -1": "environment.memory_mb: a positive number",
+    "[verifier]\ntimeout_sec = 1e10": "verifier.timeout_sec: a positive number is expected, at most 1e+08, got 1000",
+    '[environment]\nmemory = "2G"\nmemory_mb = 512': "environment.memory: 2G is not the 512 of memory_mb",
+    f"x = {'[' * 3000}{']' * 3000}": "cannot be read: ",
     '[environment]\nmemory = "much"': "environment.memory: a size such as 2G",
     '[verifier.env]\nKEY = "${KEY}"': "verifier.env.KEY: it is a variable of this machine",
     '[verifier.env]\n"a b" = "c"': "'a b' cannot be the name of a variable",
+    '[verifier.env]\n"é" = "c"': "'é' cannot be the name of a variable",
     "[verifier.env]\nKEY = 3": "verifier.env: a table of texts",
 }
 
@@ -134,8 +138,7 @@ def test_the_line_of_a_data_set_is_not_shown(tmp_path: Path) -> None:
     ("lines", "reason"),
     [
         ("FROM nvidia/cuda:12\n", "its image is nvidia/cuda:12"),
-        ("FROM ubuntu AS a\nFROM debian\n", "its image is ubuntu AS a"),
-        ("FROM ubuntu\nFROM debian\n", "several stages"),
+        ("FROM ubuntu AS a\nFROM debian\n", "several stages"),
         ("FROM ubuntu\nRUN apt-get update && apt-get install -y no-such-package\n", "installs no-such-package"),
         ("FROM ubuntu\nRUN pip install no-such-library==1.0\n", "installs no-such-library"),
         ("FROM ubuntu\nRUN curl -O https://a.org/b\n", "runs curl"),
@@ -168,7 +171,7 @@ def test_landlock_refuses_a_task_that_names_paths_below_the_root(tmp_path: Path)
 def test_a_dockerfile_is_followed_in_a_box(tmp_path: Path) -> None:
     lines = """
     # a comment
-    FROM ghcr.io/some/where/ubuntu-24-04:2025
+    FROM ghcr.io/laude-institute/t-bench/ubuntu-24-04:2025
     ENV GREETING="hello world" DEBIAN_FRONTEND=noninteractive
     ENV OLD form
     RUN apt-get update && apt-get install -y python3-pip && \\
@@ -226,10 +229,9 @@ def test_variables_and_working_folder_are_those_of_the_file(tmp_path: Path) -> N
 BAD_VERIFIERS = {
     "exit 0": "wrote no reward",
     "exit 3": r"wrote no reward \(exit code 3\)",
-    f"no-such-program || echo 0 > {REWARD}; exit 127": "ended with exit code 127: ",
-    f"echo 1 > {REWARD}; kill -9 $$": "ended with exit code 137",
+    "no-such-program": r"wrote no reward \(exit code 127\): .*no-such-program: ",
+    "kill -9 $$": r"wrote no reward \(exit code 137\)",
     f"echo 1 > {REWARD}; sleep 60": "was stopped after 2 s",
-    f"echo 1 > {REWARD}; yes | head -c 1000000000": "was stopped: more than 1024 KiB of output",
     f"echo well done > {REWARD}": "reward.txt has no number: 'well done'",
     f"echo nan > {REWARD}": "has no number",
     f": > {REWARD}": "has no number: ''",
@@ -251,7 +253,9 @@ def test_a_verifier_without_a_verdict_is_a_fault_and_never_a_zero(tmp_path: Path
 
 def test_rewards_of_both_forms_are_read(tmp_path: Path) -> None:
     for line, reward in {
-        f"echo 0.25 > {REWARD}; exit 1": 0.25,
+        f"echo 0.25 > {REWARD}; exit 255": 0.25,
+        f"echo 0.5 > {REWARD}; kill -9 $$": 0.5,
+        f"yes | head -c 2000000; echo 0.75 > {REWARD}": 0.75,
         f'echo "{{\\"score\\": 0.5}}" > {JSON_REWARD}; echo 0 > {REWARD}': 0.5,
     }.items():
         write_task(tmp_path, tests__test_sh=f"{line}\n")
@@ -295,12 +299,12 @@ def test_neither_solution_nor_tests_are_there_before_the_verdict(tmp_path: Path,
 
 
 @pytest.mark.parametrize("backend", BOXES)
-def test_a_large_file_is_a_fault_and_nothing_is_left(tmp_path: Path, backend: str) -> None:
+def test_work_that_is_too_large_to_judge_is_a_zero_and_nothing_is_left(tmp_path: Path, backend: str) -> None:
     env = open_task(write_task(tmp_path), backend)
     before = {process.pid for process in psutil.Process().children(recursive=True)}
-    call_shell(env, "head -c 30000000 /dev/zero > large; (setsid sleep 300 >/dev/null 2>&1 &)")
-    with pytest.raises(EnvironmentFault, match="the files of a box could not be taken out"):
-        finish(env)
+    call_shell(env, "echo 42 > answer.txt; head -c 30000000 /dev/zero > large; (setsid sleep 300 >/dev/null 2>&1 &)")
+    assert finish(env)[1:3] == (0.0, True)
+    assert "the files of a box could not be taken out" in env.unwrapped.verifier_output  # type: ignore[attr-defined]
     env.close()
     deadline = time.monotonic() + 5
     while (left := {process.pid for process in psutil.Process().children(recursive=True)} - before) and (

@@ -24,7 +24,7 @@ MNT_DETACH = 2
 DEVICES = ("null", "zero", "random", "urandom")
 BUILT_ON = ("/mnt", "/srv", "/media", "/sys", "/opt")
 HOME = "/box"
-"""The folder where programs may write; /tmp is another name of it."""
+"""The folder where programs may write; /tmp is another name of it, unless that is a folder of its own."""
 NOBODY = 65534  # the ID that Linux shows for users that a namespace does not map
 INSIDE = 1000
 """The user and group ID of programs."""
@@ -115,7 +115,7 @@ class NamespaceBox:
                 kernel.mount("none", root + self._plan.hidden, "tmpfs", MS_NOSUID | MS_NODEV, "mode=0555,size=4k")
                 kernel.protect_mounts(root + self._plan.hidden)
         _add_links(root)
-        _add_devices(root)
+        _add_devices(root, "/tmp" if "tmp" in self._plan.folders else HOME)
         _add_accounts(root)
         for folder in ("/proc", HOME):
             os.makedirs(root + folder)
@@ -223,11 +223,11 @@ def _add_links(root: str) -> None:
         _bind_file("/etc/ld.so.cache", f"{root}/etc/ld.so.cache")
 
 
-def _add_devices(root: str) -> None:
+def _add_devices(root: str, shared_memory: str) -> None:
     os.mkdir(f"{root}/dev")
     for name in DEVICES:
         _bind_file(f"/dev/{name}", f"{root}/dev/{name}", nodev=False)
-    links = {"fd": "/proc/self/fd", "stdin": "fd/0", "stdout": "fd/1", "stderr": "fd/2", "shm": HOME}
+    links = {"fd": "/proc/self/fd", "stdin": "fd/0", "stdout": "fd/1", "stderr": "fd/2", "shm": shared_memory}
     for name, target in links.items():
         os.symlink(target, f"{root}/dev/{name}")
 
