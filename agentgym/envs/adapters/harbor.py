@@ -33,7 +33,7 @@ __all__ = ["Harbor", "names"]
 REWARDS = ("logs/verifier/reward.json", "logs/verifier/reward.txt")
 """The files of a verdict, in Harbor's order: the first one that is there counts."""
 MAX_SCRATCH_MB = 256
-"""The most MiB of files in a box, which are in memory."""
+"""The most MiB of files in a box, which are in memory, and of one file that a task's own script writes."""
 OUTPUT_KB = 1024
 VERIFIER_LOG, SOLUTION_LOG = "logs/verifier/test-stdout.txt", "logs/agent/oracle.txt"
 """The files that the output of a task's scripts goes to, as in Harbor."""
@@ -309,7 +309,8 @@ def _exports(env: Mapping[str, str]) -> str:
 def _run_script(path: str, log: str) -> str:
     """Returns the command that runs a script as Harbor does: one whose first line names no program is bash's."""
     shell = "shell=/bin/bash; [ -x $shell ] || shell=/bin/sh\n"
-    return f"""{shell}$shell -c '"$0" > "$1" 2>&1' "${{{ROOT}-}}/{path}" "${{{ROOT}-}}/{log}"\n"""
+    script = f"""'ulimit -f {MAX_SCRATCH_MB << 10}; "$0" > "$1" 2>&1'"""  # a disk may be the machine's own
+    return f'{shell}$shell -c {script} "${{{ROOT}-}}/{path}" "${{{ROOT}-}}/{log}"\n'
 
 
 def _show_end(log: str) -> str:

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 
-from agentgym.envs.adapters.harbor_shell import NotInBox, check_script, split_words, strip_installs
+from agentgym.envs.adapters.harbor_shell import NotInBox, check_script, shell_words, strip_installs
 from agentgym.envs.adapters.harbor_task import HarborTask, list_executables, read_tree
 
 __all__ = ["FOLDERS", "ROOT", "BoxSetup", "NotInBox", "read_setup"]
@@ -194,7 +194,7 @@ def _pairs(rest: str) -> list[str]:
     """Returns the NAME=VALUE of an ENV or ARG, whose older form is a name, then its value."""
     if re.search(r"\\\$|'[^']*\$", rest):
         raise NotInBox(f"its Dockerfile has a quoted $: {rest}")
-    words = split_words(rest)
+    words = shell_words(rest)
     return [f"{words[0]}={' '.join(words[1:])}"] if len(words) > 1 and "=" not in words[0] else words
 
 
@@ -216,7 +216,7 @@ def _words_of(rest: str) -> list[str] | None:
 
 def _copy(setup: BoxSetup, line: str, files: Mapping[str, bytes], executables: set[str]) -> None:
     instruction, _, rest = line.partition(" ")
-    words = [setup.expand(word) for word in _words_of(rest) or split_words(rest)]
+    words = [setup.expand(word) for word in _words_of(rest) or shell_words(rest)]
     options = [word for word in words if word.startswith("--")]
     *patterns, target = [word for word in words if word not in options] or [""]
     if not patterns or any(not option.startswith(("--chown=", "--chmod=")) for option in options):
@@ -258,13 +258,13 @@ def _sources(pattern: str, files: Mapping[str, bytes]) -> list[str]:
 
 
 def _run(setup: BoxSetup, rest: str, packages: Sequence[Path]) -> None:
-    def read(path: str) -> str | None:
+    def text_of(path: str) -> str | None:
         name = str(PurePosixPath(setup.workdir) / path)[1:]
         content = next((step[name] for step in reversed(setup.steps) if isinstance(step, dict) and name in step), None)
         return None if content is None else content.decode("utf-8", "replace")
 
     words = _words_of(rest)
-    commands = strip_installs(rest if words is None else shlex.join(words), packages, read)
+    commands = strip_installs(rest if words is None else shlex.join(words), packages, text_of)
     for path in re.findall(r"(?<![\w.$}/:])/[\w.-]+(?:/[\w.-]+)?", commands):
         if PurePosixPath(path).parts[1] not in PROGRAMS:
             setup.claim(path)

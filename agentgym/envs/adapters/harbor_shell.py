@@ -14,7 +14,7 @@ from pathlib import Path
 
 from agentgym.errors import ConfigError
 
-__all__ = ["NotInBox", "check_script", "find_download", "split_words", "strip_installs"]
+__all__ = ["NotInBox", "check_script", "find_download", "shell_words", "strip_installs"]
 
 TOKEN = re.compile(
     r"""(?P<word>\\.|'[^']*'|"(?:\\.|[^"\\])*")|(?P<open>['"])|(?P<comment>(?<![^\s;&|(])\#[^\n]*)"""
@@ -65,7 +65,7 @@ class NotInBox(ConfigError):
     """A task that a box cannot play, and a container may."""
 
 
-def split_words(text: str) -> list[str]:
+def shell_words(text: str) -> list[str]:
     """Splits a text as a shell does; raises NotInBox for an open quotation."""
     try:
         return shlex.split(text)
@@ -73,15 +73,15 @@ def split_words(text: str) -> list[str]:
         raise NotInBox(f"it has {text!r:.80}, which is not read: {error}") from error
 
 
-def strip_installs(text: str, packages: Sequence[Path], read: Callable[[str], str | None]) -> str:
+def strip_installs(text: str, packages: Sequence[Path], text_of: Callable[[str], str | None]) -> str:
     """Returns shell commands with `true` for each that has nothing to do in a box; "" if that is all of them.
 
-    `read` returns the text of a file of requirements. Raises NotInBox for what is not on this machine.
+    `text_of` returns the text of a file of requirements. Raises NotInBox for what is not on this machine.
     """
     parts = _split_commands(text)
     for index, command in enumerate(parts[::2]):
         short = _shorten(command)
-        missing = _missing_packages(short, packages, read)
+        missing = _missing_packages(short, packages, text_of)
         if missing:
             raise NotInBox(f"its Dockerfile installs {', '.join(missing)}")
         if missing is not None or any(pattern.fullmatch(short) for pattern in NOTHING_TO_DO):
@@ -103,13 +103,13 @@ def find_download(script: str) -> str:
     return next((match[1] for command in _commands_of(script) if (match := DOWNLOAD.search(command))), "")
 
 
-def _missing_packages(command: str, packages: Sequence[Path], read: Callable[[str], str | None]) -> list[str] | None:
+def _missing_packages(command: str, packages: Sequence[Path], text_of: Callable[[str], str | None]) -> list[str] | None:
     """Returns what a command installs that a box does not have; None if it installs nothing."""
     if not (install := INSTALL.fullmatch(command)):
         return None
-    names, words = [], iter(split_words(install[2]))
+    names, words = [], iter(shell_words(install[2]))
     for word in words:
-        if word in ("-r", "--requirement") and (text := read(next(words, ""))) is not None:
+        if word in ("-r", "--requirement") and (text := text_of(next(words, ""))) is not None:
             names += [line for row in text.splitlines() if (line := row.partition("#")[0].strip())]
         elif word.startswith("-r") or VALUED.fullmatch(word):
             return [f"with {word}"]
