@@ -141,11 +141,11 @@ class ConversationLoop(EnvSteps):
                 answer, ending = await self._call_tool(talk, request)
             else:
                 answer, ending = await self._finish(talk, request or FinishRequest())
-            counts_only = isinstance(request, AgentRequest) and request.counts_only
-            talk.is_full = talk.is_full and counts_only
+            if not isinstance(request, AgentRequest):
+                talk.limit = None
             exchange.request = None if answer is not None else request
         except (RequestRefused, RequestRejected) as refusal:
-            talk.is_full = refusal.code == CONTEXT_EXCEEDED
+            talk.limit = StopReason.CONTEXT if refusal.code == CONTEXT_EXCEEDED else None
             talk.session.forget(exchange)
             exchange.future.set_result(refusal)
             return None
@@ -154,9 +154,9 @@ class ConversationLoop(EnvSteps):
         return ending
 
     def _end_of_silence(self, talk: Talk) -> EpisodeEnd:
-        """Returns how an episode ends whose agent is silent; one that gave up at a full window ends as a loop does."""
-        if talk.is_full and talk.tree.replies:
-            return self._ended_by_agent(talk, StopReason.CONTEXT)
+        """Returns how an episode ends whose agent is silent; one that gave up at a limit ends as a loop does."""
+        if talk.limit and talk.tree.replies:
+            return self._ended_by_agent(talk, talk.limit)
         gone = AgentGone(f"the agent asked for nothing within {self.idle_s:g} s (idle_s)")
         return self._failed_agent(talk, Status.TIMEOUT, str(gone))
 
@@ -202,10 +202,11 @@ class ConversationLoop(EnvSteps):
         for reply in replies:
             reply.exchange = exchange
         answer = Replies(tuple(self._agent_reply(talk, request, reply, len(prompt_ids)) for reply in replies))
-        is_cut = any(reply.completion.finish_reason == "length" for reply in replies)
+        is_cut = any(reply.completion.finish_reason == "length" for reply in replies) and not is_own_bound
+        talk.limit = cut if is_cut else None
         # In a conversation of its own an agent goes on after a cut reply, or ends.
         is_end = cut is StopReason.TRAJECTORY_TOKENS or all(each.is_env for each in context.branch)
-        if is_cut and not is_own_bound and is_end and not self._may_answer(cut):
+        if is_cut and is_end and not self._may_answer(cut):
             return answer, EpisodeEnd(Status.TRUNCATED, cut)
         return answer, None
 

@@ -59,8 +59,8 @@ class Talk:
     """The number of steps of the environment while the agent played: replies, and calls of its tools."""
     is_over: bool = False
     """True if a step has ended the episode: no other may follow."""
-    is_full: bool = False
-    """True if the agent's last request did not fit into the window."""
+    limit: StopReason | None = None
+    """The limit that the agent's last request met: it did not fit into the window, or its reply was cut."""
 
     @property
     def episode(self) -> Episode:
@@ -157,18 +157,19 @@ class EnvSteps(BranchPrompts):
     async def _finish(self, talk: Talk, request: FinishRequest) -> tuple[Answer | None, EpisodeEnd | None]:
         """Gives the agent's final text to the environment, and ends the episode with its verdict.
 
-        An agent that fails at a full window (Codex) has no final text, and is no failure: the model filled it.
+        An agent that fails at a full window or a cut reply (Codex) has no final text, and is no failure: the model met
+        the limit.
         """
         async with talk.env_lock:
             if talk.is_over:
                 return None, None
             talk.is_over = True
-            is_full = talk.is_full and bool(talk.tree.replies) and request.failure is Status.AGENT_ERROR
-            if request.failure is not None and not is_full:
+            limit = talk.limit if talk.tree.replies and request.failure is Status.AGENT_ERROR else None
+            if request.failure is not None and limit is None:
                 return StepAnswer((), 0.0, False, True), self._failed_agent(talk, request.failure, request.error)
             may_call = request.is_exit and not talk.names
-            reply = None if is_full else _final_reply(talk.tree, may_call)
-            ending = await self._judge(talk, reply, StopReason.CONTEXT if is_full else StopReason.AGENT)
+            reply = None if limit else _final_reply(talk.tree, may_call)
+            ending = await self._judge(talk, reply, limit or StopReason.AGENT)
             is_completed = ending.status is Status.COMPLETED
             if reply is None or reply.answer is None:
                 return StepAnswer((), 0.0, False, True), ending

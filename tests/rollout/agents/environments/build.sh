@@ -30,7 +30,14 @@ fi
 mkdir -p "$folder/node"
 exec 9>"$folder/.lock"
 flock 9 # of two builds the second waits and finds it built
-[ ! -f "$folder/.complete" ] || exit 0
+add_packages() { # of $PYTHON, after those of the SDKs: another clone's may be gone
+    "$python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))' \
+        >"$("$folder/sdks/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/packages_of_python.pth"
+}
+if [ -f "$folder/.complete" ]; then
+    add_packages
+    exit
+fi
 named() { awk -v tool="$1" '$1 == tool { print $2 }' <<<"$packages"; }
 cd "$folder/node"
 echo '{}' >package.json
@@ -41,6 +48,5 @@ PATH="$PWD/node_modules/.bin:$PATH" npm install --no-audit --no-fund $(named npm
 "$folder/python/bin/python" -m pip --quiet --disable-pip-version-check install $(named pip)
 "$python" -m venv "$folder/sdks"
 "$folder/sdks/bin/python" -m pip --quiet --disable-pip-version-check install $sdks
-"$python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))' \
-  >"$("$folder/sdks/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/packages_of_python.pth"
+add_packages
 touch "$folder/.complete"
