@@ -69,8 +69,10 @@ class Context:
     @property
     def root(self) -> Context:
         """The first context of the agent's conversation, whatever the agent changed in it since."""
-        first = self.branch[-1]
-        return first if first.before is None else first.before.context.root
+        context = self
+        while (reply := context.parent or context.before) is not None:
+            context = reply.context
+        return context
 
     def prompt(self) -> list[int]:
         """Returns all ids before the reply."""
