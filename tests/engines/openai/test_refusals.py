@@ -279,7 +279,7 @@ def test_connections_stay_below_the_limit_of_open_files(chat_endpoint: Start) ->
         nonlocal running, most
         running += 1
         most = max(most, running)
-        await asyncio.sleep(0.005)
+        await asyncio.sleep(0.05)  # long enough that a slow client has sent all it may
         running -= 1
         return await answer(*request)
 
