@@ -28,6 +28,7 @@ __all__ = [
     "describe_error",
     "is_interrupt",
     "nearest",
+    "thread_hint",
 ]
 
 
@@ -134,7 +135,14 @@ def describe_error(error: BaseException) -> str:
     line, kind = str(error).strip().partition("\n")[0], type(error).__name__
     if not line:
         return kind
-    return line if isinstance(error, AgentGymError) else f"{kind}: {line}"
+    return line if isinstance(error, AgentGymError) else f"{kind}: {line}{thread_hint(error)}"
+
+
+def thread_hint(error: BaseException) -> str:
+    """Returns what to do about a connection that SQLite refuses because another thread has opened it, else ""."""
+    if type(error).__module__ != "sqlite3" or "created in a thread" not in str(error):
+        return ""
+    return " Open it in start, which runs on the thread of the tools, as __init__ does not"
 
 
 def nearest(name: str, names: Iterable[str]) -> str:

@@ -140,9 +140,10 @@ def _show(result: EvalResult) -> None:
         show_table(BRANCH_COLUMNS, rows)
     for line in failure_lines(result):
         say(line)
-    unpaid = [trajectory for trajectory in result.trajectories if trajectory.success and trajectory.reward == 0.0]
+    won = [trajectory for trajectory in result.trajectories if trajectory.success]
+    unpaid = [trajectory for trajectory in won if trajectory.reward is not None and trajectory.reward <= 0.0]
     if unpaid and config.reward == RewardConfig():
-        say(f"{len(unpaid)} episodes succeeded and earned 0. {UNPAID}")
+        say(f"{len(unpaid)} episodes succeeded and earned nothing. {UNPAID}")
     if config.policy not in ("cheat", "random"):
         explain_zero(summary.success)
     say(f"episodes: {result.output}    look at them: agentgym view {result.output}")

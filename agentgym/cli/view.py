@@ -125,6 +125,8 @@ def _share(options: ViewOptions, file: Path) -> int:
     """Writes the offline page of a run."""
     if len(options.runs) != 1:
         raise ConfigError(f"--share writes the page of one run, got {len(options.runs)}: name its folder")
+    if file.suffix.lower() not in (".html", ".htm"):
+        raise ConfigError(f"--share writes a page, which a browser knows by its name: write {file.stem}.html")
     if options.share_mb <= 0 or options.max_episodes < 0:
         limits = f"{options.share_mb:g} and {options.max_episodes}"
         raise ConfigError(f"--share-mb is above 0 and --max-episodes at least 0, got {limits}")

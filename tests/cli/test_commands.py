@@ -108,7 +108,7 @@ def test_a_success_without_a_reward_is_named_unless_the_reward_comes_from_elsewh
         "def pay(trajectory):\n    return 0.0\n"
     )
     command = ("eval", "--env", "unpaid.py:Unpaid", "--policy", "random", "-n", 2)
-    assert f"2 episodes succeeded and earned 0. {UNPAID}" in agentgym(*command).text
+    assert f"2 episodes succeeded and earned nothing. {UNPAID}" in agentgym(*command).text
     assert UNPAID not in agentgym(*command, "--reward.function", "unpaid.py:pay").text
 
 

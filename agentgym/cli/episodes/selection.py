@@ -96,7 +96,9 @@ def _check_values(index: RunIndex, condition: EpisodeFilter) -> None:
     counts = count_values(index)
     for name in ("phase", "stop", "tool", "error"):
         value = getattr(condition, name)
-        values = [each for each, _ in counts[name]] + ["any"] * (name == "error")
+        values = [each for each, _ in counts[name]]
+        if value == "any" and name == "error":
+            continue
         if value and value not in values:
             listing = ", ".join(values) or "none"
             raise ConfigError(

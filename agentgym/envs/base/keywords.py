@@ -1,4 +1,4 @@
-"""Refuses keywords that an environment's class does not take, with the nearest one that it takes."""
+"""Checks how environments are made: keywords that a class does not take, and bases that were not called."""
 
 from __future__ import annotations
 
@@ -13,21 +13,26 @@ __all__ = ["checks_keywords"]
 
 
 def checks_keywords(init: Callable[..., None]) -> Callable[..., None]:
-    """The constructor `init`, which raises ConfigError for a keyword that it does not take."""
+    """Returns the constructor `init`, which raises ConfigError for a keyword that it does not take.
+
+    It also raises ConfigError for a class that does not call the constructors of its bases, and for an attribute that
+    hides a method.
+    """
     _, *parameters = inspect.signature(init).parameters.values()
-    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
-        return init
+    takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters)
     own_keywords = _keyword_names(parameters)
 
     @functools.wraps(init)
-    def check_and_init(self: object, /, *args: Any, **keywords: Any) -> None:
+    def check_and_init(self: Any, /, *args: Any, **keywords: Any) -> None:
         for name in keywords:
-            if name not in own_keywords:
+            if not takes_any and name not in own_keywords:
                 all_keywords = _keywords_of(type(self))
                 listing = ", ".join(keyword for keyword in all_keywords if keyword != "render_mode") or "no keywords"
                 hint = nearest(name, all_keywords) or "."
                 raise ConfigError(f"{type(self).__name__} does not take the keyword {name!r}{hint} It takes: {listing}")
         init(self, *args, **keywords)
+        if type(self).__init__ is check_and_init:  # the outermost: all bases had their turn
+            self._check_made()
 
     return check_and_init
 

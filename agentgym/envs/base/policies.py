@@ -63,6 +63,10 @@ class ScriptedPolicy:
     """
 
     def __init__(self, script: Callable[[str], Script]) -> None:
+        function: object = script
+        if not callable(function):
+            problem = f"ScriptedPolicy takes the function that yields replies, got a {type(script).__name__}"
+            raise ConfigError(f"{problem}: write ScriptedPolicy(self.solve), which is called for each episode")
         self._write = script
 
     def reset(self, env: TextEnv, observation: str, seed: int) -> None:

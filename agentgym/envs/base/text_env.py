@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Set
 from typing import Any, ClassVar, TypeAlias, TypeVar
 
 import gymnasium
 from gymnasium.spaces import Space
 
+from agentgym.envs.base.author_checks import check_attributes
 from agentgym.envs.base.card import EnvCard
 from agentgym.envs.base.keywords import checks_keywords
 from agentgym.envs.base.spaces import Text
@@ -73,6 +74,8 @@ class TextEnv(gymnasium.Env[str, str]):
     _abstract: ClassVar[bool] = True
     _hooks: ClassVar[tuple[str, str]] = ("reset", "step")
     """The author's methods that return a first observation and a later one."""
+    _made_by_init: ClassVar[Set[str]] = frozenset({"observation_space"})
+    """The attributes that tell that the constructor was called."""
     _turns: int = 0
     _open: bool = False
     _inside: bool = False
@@ -175,8 +178,9 @@ class TextEnv(gymnasium.Env[str, str]):
             when = "after the episode ended" if self._turns else "before reset"
             raise EpisodeOver(f"{type(self).__name__}.step was called {when}; call reset first")
         if not isinstance(action, str):
-            advice = "; Action.from_message(message) makes one of a Message" if isinstance(action, Message) else ""
-            raise ConfigError(f"an action is a str or an Action, got {type(action).__name__}{advice}")
+            ways = {Message: "Action.from_message(message) makes one of a Message", dict: "json.dumps makes it a text"}
+            way = f"; {ways[type(action)]}" if type(action) in ways else ""
+            raise ConfigError(f"an action is a str or an Action, got {type(action).__name__}{way}")
         self._turns += 1
 
     def _end_turn(self, result: StepResult) -> StepResult:
@@ -192,9 +196,14 @@ class TextEnv(gymnasium.Env[str, str]):
             self._open = False
         return observation, float(reward), bool(terminated), bool(truncated), info
 
-    def _begin_episode(self, seed: int | None) -> None:
-        if "observation_space" not in self.__dict__:
+    def _check_made(self) -> None:
+        """Raises ConfigError if the constructor was not called, or an attribute hides a method."""
+        if not self.__dict__.keys() >= self._made_by_init:
             raise ConfigError(f"{type(self).__name__}.__init__ must call super().__init__(render_mode)")
+        check_attributes(self)
+
+    def _begin_episode(self, seed: int | None) -> None:
+        self._check_made()
         gymnasium.Env.reset(self, seed=seed)
         self._turns = 0
         self._open = False
@@ -221,6 +230,7 @@ class TextEnv(gymnasium.Env[str, str]):
 
     def _end_reset(self, result: tuple[str, Info]) -> tuple[str, Info]:
         self._check_result(result, self._hooks[0], 2)
+        check_attributes(self)
         observation, info = result
         self._record_observation(observation, info)
         self._open = True

@@ -10,9 +10,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, ClassVar, cast
 
 from agentgym.envs.base.action import Action
+from agentgym.envs.base.author_checks import called_at, check_parameters, check_tool_names, running_call
 from agentgym.envs.base.text_env import Info, StepResult, TextEnv
 from agentgym.errors import ConfigError, EnvironmentFault
-from agentgym.tools.calling.commands import read_calls
+from agentgym.tools.calling.commands import describe_misfit, read_calls
 from agentgym.tools.calling.definition import MARK, Tool, ToolFunction, as_tool
 from agentgym.tools.calling.runner import ToolRunner
 from agentgym.tools.calling.source import ToolSource
@@ -63,7 +64,10 @@ class ToolEnv(TextEnv, abstract=True):
     _hooks = ("start", "on_message")
     _marked: ClassVar[tuple[tuple[str, Tool], ...]] = ()
     _over: bool = False
+    _made_by_init = TextEnv._made_by_init | {"_runner"}
     _success: bool | None = None
+    _ended_by: object = None
+    _is_released: bool = True
     _history: tuple[Message, ...] | None = None
 
     def __init__(
@@ -78,7 +82,6 @@ class ToolEnv(TextEnv, abstract=True):
         self._own_tools += [as_tool(entry) for entry in tools]
         self._source_factories = tuple(tool_sources)
         self._sources: list[ToolSource] = []
-        self._is_released = True
         self.metrics = {}
         self._runner = self._make_runner(())
 
@@ -93,20 +96,10 @@ class ToolEnv(TextEnv, abstract=True):
                 elif name in marked and value is None:  # `name = None` takes an inherited tool away
                     del marked[name]
         cls._marked = tuple(marked.items())
-        for name, tool in cls._marked:
-            if hasattr(ToolEnv, name):
-                raise ConfigError(
-                    f"{cls.__name__}: {name!r} is a method of ToolEnv, so no method with @tool can bear its name; "
-                    f"write another, and @tool(name={tool.name!r}) if the model is to call it so"
-                )
+        check_tool_names(cls, ToolEnv, cls._marked)
         if "reset" in vars(cls) and cls.start is ToolEnv.start:
             raise ConfigError(f"{cls.__name__} writes reset: a ToolEnv writes start(self, options), which reset calls")
-        for name in HOOKS.keys() & vars(cls).keys():
-            try:
-                inspect.signature(vars(cls)[name].__get__(cls, cls)).bind(*HOOKS[name])
-            except TypeError as error:
-                form = f"def {name}({', '.join(['self', *HOOKS[name]])})"
-                raise ConfigError(f"{cls.__name__}.{name} cannot be called: {error}; write it as {form}") from None
+        check_parameters(cls, HOOKS)
 
     # What a subclass writes
 
@@ -119,7 +112,8 @@ class ToolEnv(TextEnv, abstract=True):
 
     def on_message(self, text: str) -> str:
         """The answer to a reply without a tool call."""
-        return f"Nothing was done: a reply must call a tool. Tools: {', '.join(self._runner.tools)}"
+        misfit = None if _is_parsed(text) else describe_misfit(text, self._runner.specs)
+        return f"Nothing was done: {misfit or 'a reply must call a tool'}. Tools: {', '.join(self._runner.tools)}"
 
     def on_last_turn(self) -> None:
         """Called at the end of the last turn that `max_turns` allows, unless the episode is over; may call `end`."""
@@ -136,16 +130,22 @@ class ToolEnv(TextEnv, abstract=True):
     def end(self, *, success: bool, reward: float | None = None) -> None:
         """Ends the episode with this step; `reward`, when given, is added to the step's reward.
 
-        Raises EnvironmentFault, and changes nothing, if `success` is not a bool or `reward` is no number up to 1e100.
+        The first verdict stands: a call beside the one that ended the episode changes nothing. Raises EnvironmentFault,
+        and changes nothing, if `success` is not a bool, `reward` is no number up to 1e100, or the same call has ended
+        the episode before.
         """
-        verdict: object = success
+        name, verdict, caller = f"{type(self).__name__}.end", cast(object, success), running_call()
         if isinstance(verdict, str) or verdict not in (True, False):
-            raise EnvironmentFault(f"{type(self).__name__}.end takes success=True or False, got {success!r:.80}")
+            raise EnvironmentFault(f"{name} takes success=True or False, got {success!r:.80}{called_at()}")
         if reward is not None and not is_reward(reward):
-            what = f"a finite number, at most {MAX_REWARD:g}, as reward; got {reward!r:.80}"
-            raise EnvironmentFault(f"{type(self).__name__}.end takes {what}")
-        self._over = True
-        self._success = success
+            what = f"a finite number, at most {MAX_REWARD:g}, as reward; got {reward!r:.80}{called_at()}"
+            raise EnvironmentFault(f"{name} takes {what}")
+        if self._over:
+            if caller == self._ended_by:
+                first = f"the first call said success={self._success}"
+                raise EnvironmentFault(f"{name} was called twice, and {first}: return after it{called_at()}")
+            return
+        self._over, self._success, self._ended_by = True, success, caller
         if reward is not None:
             self.reward += float(reward)
 
@@ -296,15 +296,31 @@ class ToolEnv(TextEnv, abstract=True):
 
     def _calls_of(self, action: str) -> tuple[AnyCall, ...]:
         """The calls of a reply; text is read as a command only if there is no parsed message of a model."""
-        if isinstance(action, Action) and (action.tool_calls or action.message is not None):
-            return action.tool_calls
-        return self.parse_command(action)
+        return cast(Action, action).tool_calls if _is_parsed(action) else self.parse_command(action)
 
-    def _opening_result(self, opening: str | tuple[Message, ...]) -> tuple[str, Info]:
+    def _opening_result(self, opening: object) -> tuple[str, Info]:
         info: Info = {"tool_results": (), "metrics": dict(self.metrics)}
         if isinstance(opening, tuple) and all(isinstance(message, Message) for message in opening):
             return "\n".join(message.content for message in opening), {**info, "messages": opening}
+        if isinstance(opening, tuple) and isinstance(opening[0], str):
+            raise EnvironmentFault(f"{type(self).__name__}.start returned a tuple: it returns the observation alone")
         return cast("str", opening), info  # any other type is refused like every observation that is no text
+
+    def _end_reset(self, result: tuple[str, Info]) -> tuple[str, Info]:
+        if self._is_released:
+            advice = "write start(self, options), or call super().reset(seed=seed, options=options)"
+            raise ConfigError(f"{type(self).__name__}.reset is not that of ToolEnv: {advice}")
+        return super()._end_reset(result)
+
+    def _end_turn(self, result: StepResult) -> StepResult:
+        """Refuses an end without a verdict from a `step` of the author's that does not call the one here."""
+        checked = super()._end_turn(result)
+        _, _, terminated, truncated, info = checked
+        is_ours = self.metrics["turns"] == self._turns
+        if (terminated or truncated) and not is_ours and "success" not in info.get("metrics", {}):
+            advice = "let super().step(action) run the tools, and end episodes with self.end"
+            raise EnvironmentFault(f"{type(self).__name__}.step ended an episode without a verdict: {advice}")
+        return checked
 
     def _text_result(self, text: str) -> StepResult:
         return self._result(text, (), (Message("user", text),))
@@ -333,6 +349,10 @@ class ToolEnv(TextEnv, abstract=True):
         if self._over or limit_reached:
             info["metrics"]["success"] = float(bool(self._success))
         return text, self.reward, self._over, False, info
+
+
+def _is_parsed(action: str) -> bool:
+    return isinstance(action, Action) and (bool(action.tool_calls) or action.message is not None)
 
 
 def _message(result: ToolResult) -> Message:

@@ -79,7 +79,4 @@ def _describe_error(error: BaseException) -> str:
     """Returns one line: the error's type and the first line of its message."""
     if isinstance(error, SystemExit):
         return f"the environment called sys.exit({error.code!r})"
-    message = str(error).strip().split("\n")[0]
-    if isinstance(error, EnvironmentFault):
-        return message
-    return f"{type(error).__name__}: {message}" if message else type(error).__name__
+    return describe_error(error)

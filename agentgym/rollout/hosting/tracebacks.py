@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
+import concurrent.futures
 import importlib
 import traceback
+from pathlib import Path
 
 from agentgym.errors import EnvironmentFault
 from agentgym.rollout.hosting.hosted_env import DistantTraceback
@@ -50,4 +53,5 @@ def is_scaffolding(path: str) -> bool:
         "testing/",
         "registry.py",
     )
-    return inner.startswith(ours) or path.startswith("<frozen importlib") or path == importlib.__file__
+    is_waiting = path.startswith((str(Path(asyncio.__file__).parent), str(Path(concurrent.futures.__file__).parent)))
+    return inner.startswith(ours) or path.startswith("<frozen importlib") or path == importlib.__file__ or is_waiting

@@ -296,7 +296,7 @@ class Sampler:
         if num_failed > self.config.max_failure_rate * total:
             raise TooManyFailures(
                 f"{num_failed} of {total} episodes failed, more than max_failure_rate="
-                f"{self.config.max_failure_rate:g} allows. The first: {failure_text(first[0])}"
+                f"{self.config.max_failure_rate:g} allows. One of them: {describe_failure(first[0])}"
             )
 
     def _show_failures(self, trajectories: Sequence[Trajectory | None]) -> None:
@@ -307,7 +307,8 @@ class Sampler:
             kind = NUMBER.sub("0", str(trajectory.info.get("traceback", trajectory.error)))
             if kind not in self._failures and len(self._failures) < MAX_SHOWN:
                 self._failures.add(kind)
-                logger.warning("an episode failed (the same failure is not shown again): %s", failure_text(trajectory))
+                text = f"{describe_failure(trajectory)}\n{trajectory.info.get('traceback', '')}".rstrip()
+                logger.warning("an episode failed (the same failure is not shown again): %s", text)
 
     def _check_calls(self, trajectories: Sequence[Trajectory]) -> None:
         """Warns, after the first episodes, if most calls of a model that has tools cannot be run."""
@@ -372,10 +373,8 @@ def cancelled_trajectory(episode: Episode) -> Trajectory:
     return EpisodeBuilder(episode).finish(EpisodeEnd(Status.CANCELLED, StopReason.CANCELLED, reason))
 
 
-def failure_text(trajectory: Trajectory) -> str:
-    """Returns a text with the failed episode, its error, how to replay it, and the traceback last."""
+def describe_failure(trajectory: Trajectory) -> str:
+    """Returns a text with the failed episode, its error, and how to replay it."""
     task, info = trajectory.task, trajectory.info
-    lines = [f"{task.env_id} with seed {task.seed} ended as {trajectory.status}: {trajectory.error}"]
-    lines += [f"replay: {info['replay']}"] if "replay" in info else []
-    lines += [str(info["traceback"])] if "traceback" in info else []
-    return "\n".join(lines)
+    replay = f"\nreplay: {info['replay']}" if "replay" in info else ""
+    return f"{task.env_id} with seed {task.seed} ended as {trajectory.status}: {trajectory.error}{replay}"

@@ -246,7 +246,7 @@ def _episodes(make: EnvUnderTest, policy: PolicyFactory, seeds: Sequence[int]) -
 def _describe_episode(make: EnvUnderTest, seed: int, episode: EpisodeResult) -> str:
     verdict = "no verdict" if episode.success is None else f"success {episode.success:g}"
     text = f"reward {episode.reward:g}, {verdict} at seed {seed}{_where(make)}; {episode.last_turn}"
-    return f"{text}. {UNPAID}" if episode.success and not episode.reward else text
+    return f"{text}. {UNPAID}" if episode.success and episode.reward <= 0.0 else text
 
 
 def _where(make: EnvUnderTest) -> str:

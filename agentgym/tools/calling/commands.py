@@ -17,6 +17,9 @@ THINKING = re.compile(r"<think>.*?(?:</think>|\Z)", re.DOTALL)
 BLOCK = re.compile(r"<tool_call>(.*?)(?:</tool_call>|\Z)", re.DOTALL)
 PART = re.compile(r"""([ \t\r\n]+)|((?:[^ \t\r\n"'\\]|\\.)+)|'([^']*)'|"((?:[^"\\]|\\.)*)\"""", re.DOTALL)
 """A part of a typed line: blanks, a word without quotes, a text in single quotes, one in double quotes."""
+JSON_START = re.compile(r"(?:[A-Za-z_]\w*=)?(?=[\[{])")
+MAX_JSON_TRIES = 16
+"""The lists and objects that a typed line is searched for: each may be looked at up to the end of the line."""
 KEY_VALUE = re.compile(r"^([A-Za-z_]\w*)=(.*)$", re.DOTALL)
 
 
@@ -84,15 +87,32 @@ def _typed_arguments(rest: str, parameters: Mapping[str, Any]) -> dict[str, Any]
     return arguments
 
 
+def describe_misfit(text: str, tools: Mapping[str, ToolSpec]) -> str | None:
+    """Returns what is wrong with a text that begins with a tool's name and holds no call, else None."""
+    name = text.strip().partition(" ")[0]
+    if name not in tools:
+        return None
+    parameters: Mapping[str, Any] = tools[name].parameters
+    names = ", ".join(parameters.get("properties", {})) or "no arguments"
+    return f"{name} takes {names}, and more words were written; quotes keep a text together"
+
+
 def split_typed_words(text: str) -> list[str]:
     """Returns the words of a line, as `shlex.split` does, but in a time in proportion to its length.
 
-    Raises ValueError for a quote that is not closed, and for a backslash at the end.
+    A JSON list or object is one word, as it is written. Raises ValueError for a quote that is not closed, and for a
+    backslash at the end.
     """
     words: list[list[str]] = []
-    end, is_open = 0, False
-    for match in PART.finditer(text):
-        if match.start() != end:
+    end, is_open, num_json_tries = 0, False, MAX_JSON_TRIES
+    while end < len(text):
+        if not is_open and num_json_tries and (start := JSON_START.match(text, end)):
+            num_json_tries -= 1
+            if (json_end := _end_of_json(text, start.end())) is not None:
+                words.append([text[end:json_end]])
+                end, is_open = json_end, True
+                continue
+        if (match := PART.match(text, end)) is None:
             break
         end = match.end()
         blanks, plain, single, double = match.groups()
@@ -106,6 +126,15 @@ def split_typed_words(text: str) -> list[str]:
     if end != len(text):
         raise ValueError(f"a quote or a backslash at character {end} is not ended")
     return ["".join(parts) for parts in words]
+
+
+def _end_of_json(text: str, start: int) -> int | None:
+    """Returns the end of the JSON value that begins at `start` and is followed by a blank or nothing, else None."""
+    try:
+        _, end = json.JSONDecoder().raw_decode(text, start)
+    except NOT_JSON:
+        return None
+    return end if text[end : end + 1].strip(" \t\r\n") == "" else None
 
 
 def _value(word: str, schema: Any) -> Any:

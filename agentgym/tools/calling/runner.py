@@ -7,7 +7,16 @@ import logging
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from agentgym.errors import CODE_ERRORS, ConfigError, EnvironmentFault, SandboxError, ToolFailure, is_interrupt, nearest
+from agentgym.errors import (
+    CODE_ERRORS,
+    ConfigError,
+    EnvironmentFault,
+    SandboxError,
+    ToolFailure,
+    is_interrupt,
+    nearest,
+    thread_hint,
+)
 from agentgym.tools.calling.answers import answers_of
 from agentgym.tools.calling.definition import Tool, ToolFunction, as_tool
 from agentgym.tools.calling.error_attribution import is_models_mistake, raised_at
@@ -237,7 +246,7 @@ class ToolRunner:
             return ToolResult(call.id, call.name, self._fitting(str(error)), error.kind)
         answered = tool.on_error == "answer" or (tool.on_error == "auto" and is_models_mistake(error, call.arguments))
         if isinstance(error, SandboxError) or not answered:
-            what = f"{type(error).__name__}{raised_at(error, tool.fn)}: {_safe_text(error)}"
+            what = f"{type(error).__name__}{raised_at(error, tool.fn)}: {_safe_text(error)}{thread_hint(error)}"
             raise EnvironmentFault(f"tool {tool.name!r} raised {what}", tool=tool.name) from error
         log.info("tool %r raised; the model reads the error", tool.name, exc_info=error)
         text = f"{tool.name} failed: {type(error).__name__}: {_safe_text(error)}"

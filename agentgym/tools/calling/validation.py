@@ -10,7 +10,8 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
-from agentgym.errors import ToolSchemaError, nearest
+from agentgym.call_json import read_json
+from agentgym.errors import NOT_JSON, ToolSchemaError, nearest
 from agentgym.tools.calling.fast_check import fast_check, is_common_schema
 
 if TYPE_CHECKING:
@@ -21,6 +22,8 @@ __all__ = ["ArgumentCheck"]
 
 MAX_MESSAGES = 3
 MAX_MESSAGE_CHARS = 300
+JSON_TYPES = {"integer": (int,), "number": (int, float), "boolean": (bool,), "array": (list,), "object": (dict,)}
+"""The types that Python reads a JSON value as, by the name of the schema's type."""
 
 
 class ArgumentCheck:
@@ -122,11 +125,13 @@ def _plain(error: ValidationError) -> str:
 
 
 def _wrong_type(error: ValidationError) -> str:
-    expected_type = error.validator_value
     text = _short_message(error)
-    if isinstance(error.instance, str) and expected_type in ("integer", "number", "boolean", "array", "object"):
-        return f"{text} (write it without quotes)"
-    return text
+    try:
+        bare_type = type(read_json(error.instance)) if isinstance(error.instance, str) else None
+    except NOT_JSON:
+        bare_type = None
+    is_quoted = bare_type in JSON_TYPES.get(str(error.validator_value), ())
+    return f"{text} (write it without quotes)" if is_quoted else text
 
 
 def _no_option(error: ValidationError) -> str:

@@ -356,15 +356,6 @@ def test_a_static_method_may_be_a_tool() -> None:
     env.close()
 
 
-def test_a_constructor_without_super_is_an_error() -> None:
-    class Forgetful(Counter):
-        def __init__(self) -> None:
-            pass
-
-    with pytest.raises(ConfigError, match=r"Forgetful.__init__ must call super\(\).__init__"):
-        Forgetful().reset()
-
-
 def test_autoreset_goes_on_after_the_end() -> None:
     env = gymnasium.wrappers.Autoreset(InlineCounter())
     env.reset(seed=0)

@@ -256,7 +256,7 @@ def test_failures_that_differ_by_a_number_are_shown_once(
 def test_too_many_failures_stop_the_run_and_show_the_first(renderer: Renderer, raw: Raw) -> None:
     with pytest.raises(TrainingHalted, match="4 of 12 episodes failed") as halted:
         faulty(renderer, raw, 3, max_failure_rate=0.3)
-    assert str(halted.value).endswith("RuntimeError: the door is stuck")
+    assert str(halted.value).endswith("RuntimeError: the door is stuck\nreplay: agentgym play Guess-v0 --seed 1")
 
 
 def test_the_share_that_may_fail_is_of_the_episodes_played_earlier_too(renderer: Renderer, raw: Raw) -> None:

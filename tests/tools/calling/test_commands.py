@@ -33,6 +33,9 @@ TOOLS = {"take": ToolSpec("take", "", PARAMETERS), "look": ToolSpec("look", "", 
         ("take 7", {"item": "7"}),
         ("take count=2 the captain's key", {"item": "the captain's key", "count": 2}),
         ("take", {}),
+        ('take [{"a b": "c"}, 1] 2', {"item": '[{"a b": "c"}, 1]', "count": 2}),
+        ('take item={"a": "b c"} count=[1]', {"item": '{"a": "b c"}', "count": [1]}),
+        ("take [a] 2", {"item": "[a]", "count": 2}),
     ],
 )
 def test_a_person_may_write_a_call_in_many_ways(text: str, arguments: dict[str, Any]) -> None:
@@ -101,8 +104,11 @@ def test_json_nested_beyond_reason_is_a_malformed_call() -> None:
         "take " + "a''b" * 50_000,
         "take " + "\\" * 200_001,
         "take " + '"' + "\\a" * 200_000,
+        "take " + "[ " * 100_000,
+        "take " + "[1 " * 100_000,
+        "take " + "[1]" * 100_000,
     ],
-    ids=["blanks", "blocks", "thoughts", "values", "quotes", "backslashes", "an open quote"],
+    ids=["blanks", "blocks", "thoughts", "values", "quotes", "backslashes", "an open quote", "[ ", "[1 ", "[1]"],
 )
 def test_a_long_text_is_read_in_a_time_in_proportion(text: str) -> None:
     before = time.thread_time()
