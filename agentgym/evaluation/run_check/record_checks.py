@@ -304,11 +304,13 @@ def _possible_answers(turns: Sequence[Record], index: int) -> Iterable[Sequence[
 
 
 def _check_turns(ledger: Ledger, line: int, record: Record, _: Basis) -> None:
+    has_agent = any(row.get("origin") for row in record["rows"])  # it may have left before it ran all calls of a reply
     for turn, stored in enumerate(record["turns"]):
         calls = [call["id"] for call in stored["message"]["tool_calls"]]
         answered = [result["call_id"] for result in stored["tool_results"]]
         text = f"calls {calls} were answered as {answered}"
-        sound = not answered or calls == answered
+        remaining = iter(calls)
+        sound = not answered or calls == answered or (has_agent and all(call_id in remaining for call_id in answered))
         ledger.check("tool_answers", None if sound else Violation(line, turn=turn, problem=text))
 
 

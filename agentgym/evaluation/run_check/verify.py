@@ -69,7 +69,9 @@ PROPERTIES = (
     Property("prefix", "each prompt is the ids before it and the render of the recorded answer", "answers", True),
     Property("stop_token", "a reply ends with its one stop id or string, or was cut and has none", "replies", True),
     Property("reply", "the ids of a reply parse to the recorded message", "replies", True),
-    Property("tool_answers", "every call id has one result, in call order", "turns"),
+    Property(
+        "tool_answers", "every call id has one result, in call order; an agent may leave before the last", "turns"
+    ),
     Property("status", "an episode names its error exactly when it failed", "episodes"),
     Property("trajectory", "the line reads back as a trajectory, whose invariants hold", "episodes"),
     Property("reward", "the reward is the sum over the turns, and null exactly when the episode failed", "episodes"),

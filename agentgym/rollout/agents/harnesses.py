@@ -129,7 +129,12 @@ def _launch_opencode(episode: AgentEpisode) -> Launch:
         "provider": {"agentgym": provider},
         "mcp": {MCP: mcp} if episode.tools else {},
         "tools": {"*": False, "task": True, f"{MCP}_*": True},
-        "permission": {"*": "deny", "task": "allow", f"{MCP}_*": "allow"},
+        "permission": {
+            "*": "deny",
+            "task": "allow",
+            "doom_loop": "allow",
+            f"{MCP}_*": "allow",
+        },  # it is a call's repeat
         "autoupdate": False,
         "share": "disabled",
     }

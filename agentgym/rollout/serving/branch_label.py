@@ -9,6 +9,7 @@ from agentgym.rollout.serving.wires.wire import AgentRequest
 from agentgym.types import JSON, Message, ToolCall
 
 __all__ = [
+    "MIN_TASK",
     "SIDE_LABELS",
     "agent_name",
     "answers_unknown_calls",
@@ -34,7 +35,7 @@ CLASSES = {
 AGENT_HEADERS = ("x-claude-code-agent-id", "thread-id", "x-session-affinity")
 """The headers in which Claude Code, Codex and OpenCode name the conversation that a request belongs to."""
 MIN_TASK = 8
-"""The fewest characters of a call's argument that is recognized as a sub-agent's task."""
+"""The fewest characters by which a sub-agent's task is recognized in a call, and a summary in what goes on from it."""
 
 
 def header_label(headers: Mapping[str, str], request: AgentRequest) -> str:

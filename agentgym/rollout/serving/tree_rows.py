@@ -120,7 +120,8 @@ class _Writer:
         if start.kind == "root":
             return RowOrigin(self.roots.label(context), client=context.client)
         label = "" if context.label == "main" else context.label
-        label = label or self._shape_label(start, context.answer.messages) or "fork"
+        is_shorter = not label and self.roots.goes_on_from_summary(context)
+        label = label or ("main" if is_shorter else self._shape_label(start, context.answer.messages)) or "fork"
         origin = RowOrigin(label, client=context.client)
         if parent is None:
             return replace(origin, row=self.places[self._samples(context)[0]][0], num_shared=len(context.messages))

@@ -316,6 +316,11 @@ def swap_answers(line: dict[str, Any]) -> None:
     line["turns"][0]["tool_results"][0]["call_id"] = "call_9"
 
 
+def lose_answer(line: dict[str, Any]) -> None:
+    call = line["turns"][0]["message"]["tool_calls"][0]
+    line["turns"][0]["message"]["tool_calls"].append({**call, "id": "call_1"})
+
+
 def other_tools(line: dict[str, Any]) -> None:
     line["rows"][0]["tools"] = "0" * 32
 
@@ -364,6 +369,7 @@ DAMAGES: list[Damage] = [
     (move_reward, "credit", None, None),
     (train_on_nothing, "credit", None, None),
     (swap_answers, "tool_answers", 0, None),
+    (lose_answer, "tool_answers", 0, None),
     (other_tools, "tools", None, None),
     (change_told, "prompt", None, None),
     (exclude_reply, "mask", None, None),

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import subprocess
+import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -81,7 +84,7 @@ class Stage:
         with EpisodeWriter(self.folder) as writer:
             writer.write(played)
         report = verify_run(self.folder, self.renderer)
-        assert report.ok, report.lines()
+        assert report.ok, "\n".join(report.lines())
         spans = [
             span.ids
             for trajectory in played
@@ -91,6 +94,15 @@ class Stage:
         ]
         assert sorted(spans) == sorted(sampled), "a sampled id is lost, or recorded twice"
         return played
+
+
+@pytest.fixture
+def installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The harnesses that `make harnesses` installs come first on PATH."""
+    build = [Path(__file__).parent / "environments" / "build.sh", "--path"]
+    environ = {**os.environ, "PYTHON": sys.executable}
+    done = subprocess.run(build, capture_output=True, text=True, check=True, env=environ)
+    monkeypatch.setenv("PATH", f"{done.stdout.strip()}:{os.environ['PATH']}")
 
 
 @pytest.fixture

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -15,21 +12,11 @@ from agentgym.rollout.agents.config import AgentConfig
 from agentgym.rollout.agents.harnesses import HARNESSES
 from agentgym.trajectory import Status
 
-pytestmark = pytest.mark.harness
-BUILD = Path(__file__).parent / "environments" / "build.sh"
+pytestmark = [pytest.mark.harness, pytest.mark.usefixtures("installed")]
 CALL = '<tool_call>\n{"name": "NAME", "arguments": {"command": "COMMAND", "cmd": "COMMAND"}}\n</tool_call>'
 SUBMIT = CALL.replace("NAME", "bash").replace("COMMAND", "echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT")
 UNREADABLE = '<tool_call>\n{"name": "NAME", "arguments": {"command": "ls\n</tool_call>'
 SHELLS = ("bash", "shell", "exec_command", "Bash", "Read", "Write", "read", "write", "edit", "apply_patch")
-
-
-@pytest.fixture(autouse=True)
-def installed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The harnesses that `make harnesses` installs come first on PATH."""
-    done = subprocess.run(
-        [BUILD, "--path"], capture_output=True, text=True, check=True, env={**os.environ, "PYTHON": sys.executable}
-    )
-    monkeypatch.setenv("PATH", f"{done.stdout.strip()}:{os.environ['PATH']}")
 
 
 def answer(name: str) -> str:

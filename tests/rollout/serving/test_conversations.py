@@ -205,6 +205,17 @@ async def plan_first(caller: Any) -> None:
     await chat(caller, [user("go")])
 
 
+async def go_on_from_a_summary(caller: Any) -> None:
+    history, tools = [user("go")], (RUN,)
+    for part in range(2):
+        reply = await chat(caller, history, tools)
+        await chat(caller, [*history, reply, result(reply["tool_calls"][0]["id"])], tools)
+        told = await chat(caller, [{"role": "system", "content": "You summarize."}, user(f"[part {part}]")], ())
+        bare = told["content"].removeprefix("<summary>").removesuffix("</summary>")
+        history = [user(f"The conversation was compacted into the following summary: {bare}")]
+    await chat(caller, history, tools)
+
+
 async def summarize_at_the_end(caller: Any) -> None:
     await chat(caller, [user("go")])
     with_a_cut_reply = [{"role": "system", "content": "You summarize."}, user("[a conversation]")]
@@ -216,6 +227,14 @@ async def summarize_at_the_end(caller: Any) -> None:
     [
         (restart, ["no good", "it is wrong", "all done"], ["", "fork"]),
         (compact_twice, ["CALL", "SHORT", "CALL", "SHORT", "all done"], ["main", "fork", "main"]),
+        (
+            go_on_from_a_summary,
+            [
+                *("CALL", "CALL", "<summary>\nRUN was called once\n</summary>"),
+                *("CALL", "CALL", "<summary>\nRUN was called again\n</summary>", "all done"),
+            ],
+            ["main", "main", "main", "summary", "summary"],
+        ),
         (add_a_tool, ["CALL", "the plan", "all done"], ["main", "main"]),
         (ask_for_a_title_first, ["A title", "all done"], ["main", "title"]),
         (plan_first, ["the plan", "all done"], ["main", "side"]),

@@ -173,6 +173,20 @@ def test_equal_calls_join_in_order_and_others_reward_the_last_reply(table: Any) 
     assert trajectory.status is Status.TRUNCATED and trajectory.stop_reason is StopReason.AGENT
 
 
+def test_an_agent_may_leave_before_it_ran_all_calls_of_a_reply(table: Any) -> None:
+    calls = "\n".join(CALL % ("dial", json.dumps({"digit": digit})) for digit in (1, 2, 3))
+
+    async def agent(caller: Any) -> None:
+        await caller.chat([user("go")], tools=[offered("dial")])
+        for digit in (3, 1):
+            await call(caller, "dial", digit, digit=digit)
+        await caller.finish()
+
+    trajectory = table.play(agent, lambda prompt: calls, Safe())
+    (turn,) = trajectory.turns
+    assert [result.call_id for result in turn.tool_results] == ["call_0", "call_2"] and turn.reward == 4 / 64
+
+
 def test_a_call_that_is_sent_again_is_one_step_and_calls_run_one_after_the_other(table: Any) -> None:
     class Slow(Safe):
         runs_inline = False
