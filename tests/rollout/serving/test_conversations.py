@@ -210,8 +210,8 @@ async def go_on_from_a_summary(caller: Any) -> None:
     for part in range(2):
         reply = await chat(caller, history, tools)
         await chat(caller, [*history, reply, result(reply["tool_calls"][0]["id"])], tools)
-        told = await chat(caller, [{"role": "system", "content": "You summarize."}, user(f"[part {part}]")], ())
-        bare = told["content"].removeprefix("<summary>").removesuffix("</summary>")
+        summary = await chat(caller, [{"role": "system", "content": "You summarize."}, user(f"[part {part}]")], ())
+        bare = summary["content"].removeprefix("<summary>").removesuffix("</summary>")
         history = [user(f"The conversation was compacted into the following summary: {bare}")]
     await chat(caller, history, tools)
 
