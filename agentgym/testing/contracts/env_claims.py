@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from agentgym.envs.base.card import version_of
-from agentgym.envs.base.policies import POLICIES, PolicyFactory, RandomPolicy, policy_for
+from agentgym.envs.base.policies import POLICIES, Policy, RandomPolicy, policy_for
 from agentgym.envs.base.seeds import EVAL_SEED_START
 from agentgym.envs.base.text_env import StepResult, TextEnv
 from agentgym.envs.base.tool_env import UNPAID
@@ -65,7 +65,7 @@ def _oracle(make: EnvUnderTest) -> Iterator[Complaint]:
     if not subjects:
         yield "not claimed", "it has no oracle (a method make_oracle)"
     for subject in subjects:
-        for seed, episode in _episodes(subject, _known_policy("oracle"), SEEDS):
+        for seed, episode in _episodes(subject, "oracle", SEEDS):
             complaint = next((text for error in episode.raised if (text := error.complaint({}))), "")
             if complaint:
                 yield "error", f"a call of the oracle: {complaint}"
@@ -80,7 +80,7 @@ def _cheat(make: EnvUnderTest) -> Iterator[Complaint]:
     if not subjects:
         yield "not claimed", "it has no cheat (a method make_cheat)"
     for subject in subjects:
-        for seed, episode in _episodes(subject, _known_policy("cheat"), SEEDS):
+        for seed, episode in _episodes(subject, "cheat", SEEDS):
             if max(episode.score, episode.reward) > ROUNDING:
                 yield "error", f"the cheat scores above 0: {_describe_episode(subject, seed, episode)}"
                 return
@@ -103,7 +103,7 @@ def _canaries(make: EnvUnderTest) -> Iterator[Complaint]:
         return
     for name in CANARIES:
         for subject in make.difficulties(card):
-            played = [episode for _, episode in _episodes(subject, _canary(name), SEEDS)]
+            played = [episode for _, episode in _episodes(subject, name, SEEDS)]
             score = _mean([episode.score for episode in played])
             paid = _mean([episode.reward for episode in played])
             lucky = MAX_ERRORS * card.luck / math.sqrt(len(played))
@@ -128,7 +128,7 @@ def _baseline(make: EnvUnderTest) -> Iterator[Complaint]:
         if kind not in POLICIES:
             yield "not claimed", f"the baseline {kind!r} needs a model"
             continue
-        scores = [episode.score for _, episode in _episodes(make, _known_policy(kind), BASELINE_SEEDS)]
+        scores = [episode.score for _, episode in _episodes(make, kind, BASELINE_SEEDS)]
         mean, n = _mean(scores), len(scores)
         spread = max(claimed * (1 - claimed), 1 / n)
         if abs(mean - claimed) > MAX_ERRORS * math.sqrt(spread / n):
@@ -138,8 +138,8 @@ def _baseline(make: EnvUnderTest) -> Iterator[Complaint]:
 def _reward_range(make: EnvUnderTest) -> Iterator[Complaint]:
     card = make.card()
     low, high = (-math.inf, math.inf) if card is None else card.reward_range
-    for name, policy in _players(make).items():
-        for seed, episode in _episodes(make, policy, SEEDS[:4] if card is None else SEEDS):
+    for name in _players(make):
+        for seed, episode in _episodes(make, name, SEEDS[:4] if card is None else SEEDS):
             if not math.isfinite(episode.reward):
                 yield "error", f"a reward is not a finite number: {name}, seed {seed}"
                 return
@@ -160,11 +160,11 @@ def _leaks(make: EnvUnderTest) -> Iterator[Complaint]:
     if not subjects and not callable(find_leaks):
         yield "not claimed", "it has no method secrets(), whose texts nothing may show before the episode ends"
     for subject in subjects:
-        for name, policy in _players(subject).items():
+        for name in _players(subject):
             env = subject()
             watch = _SecretWatch(env)
             for seed in SEEDS[:4]:
-                play_episode(env, policy(env), seed, watch)
+                play_episode(env, _policy(name, env), seed, watch)
                 if watch.found:
                     yield "error", f"{watch.found} ({name}, seed {seed}{_where(subject)})"
                     env.close()
@@ -220,25 +220,24 @@ def _spaces(make: EnvUnderTest) -> Iterator[Complaint]:
         yield "error", complaints[0]
 
 
-def _players(make: EnvUnderTest) -> dict[str, PolicyFactory]:
+def _players(make: EnvUnderTest) -> list[str]:
     """Returns all players: the canaries, random, and the oracle and the cheat if the environment has them."""
-    claimed = [kind for kind in ("oracle", "cheat") if _claiming(make, f"make_{kind}", kind)]
-    return {name: _canary(name) for name in CANARIES} | {kind: _known_policy(kind) for kind in ("random", *claimed)}
+    return [*CANARIES, "random", *(kind for kind in ("oracle", "cheat") if _claiming(make, f"make_{kind}", kind))]
 
 
-def _known_policy(kind: str) -> PolicyFactory:
-    return lambda env: policy_for(env, kind)
+def _policy(player: str, env: TextEnv) -> Policy:
+    return CANARIES[player]() if player in CANARIES else policy_for(env, player)
 
 
-def _canary(name: str) -> PolicyFactory:
-    return lambda _: CANARIES[name]()
-
-
-def _episodes(make: EnvUnderTest, policy: PolicyFactory, seeds: Sequence[int]) -> Iterator[tuple[int, EpisodeResult]]:
+def _episodes(make: EnvUnderTest, player: str, seeds: Sequence[int]) -> Iterator[tuple[int, EpisodeResult]]:
+    """Yields the episodes of a player by their seeds; one that another check has played is not played again."""
     env = make()
     try:
         for seed in seeds[:REPEATS] if env.num_tasks == 1 else seeds:
-            yield seed, play_episode(env, policy(env), seed)
+            key = (str(make), player, seed)
+            if key not in make.played:
+                make.played[key] = play_episode(env, _policy(player, env), seed)
+            yield seed, make.played[key]
     finally:
         env.close()
 

@@ -49,6 +49,8 @@ class EnvUnderTest:
     kwargs: Mapping[str, JSON] = dataclasses.field(default_factory=dict)
     env_id: str = ""
     """The id or path that the user gave; "" if a class was given."""
+    played: dict[tuple[str, str, int], EpisodeResult] = dataclasses.field(default_factory=dict, repr=False)
+    """The episodes that checks have played, by keywords, player and seed; its variants share them."""
 
     def __call__(self) -> TextEnv:
         env: object = self.maker(**self.kwargs)
