@@ -156,7 +156,7 @@ def test_the_wheel_holds_the_package_and_nothing_else(distributions: Path) -> No
         names = set(wheel.namelist())
     expected = {"agentgym", *HOOK, f"agentgym_llm-{agentgym.__version__}.dist-info"}
     assert {name.split("/")[0] for name in names} == expected
-    assert "agentgym/py.typed" in names
+    assert {"agentgym/py.typed", "agentgym/docs/README.md"} <= names
     kernels = Path(agentgym.__file__).parent / "engines" / "local" / "kernels"
     sources = {path.name for suffix in ("cpp", "h") for path in kernels.glob(f"*.{suffix}")}
     assert "decoder_step.cpp" in sources
@@ -244,7 +244,8 @@ def test_uninstalling_takes_the_hook_away(distributions: Path, tmp_path: Path) -
 
 @pytest.mark.slow
 def test_the_installed_command_answers_without_torch(clean_python: str, tmp_path: Path) -> None:
-    command = [Path(clean_python).parent / "agentgym", "--help"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False)
-    assert done.returncode == 0, done.stderr
-    assert "train" in done.stdout
+    for words, text in ((["--help"], "train"), (["docs"], "success_stays_zero.md"), (["docs", "tools"], "# Tools")):
+        command = [Path(clean_python).parent / "agentgym", *words]
+        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False)
+        assert done.returncode == 0, done.stderr
+        assert text in done.stdout

@@ -60,6 +60,7 @@ COMMANDS = {
     "reward-server": "score the episodes of trainings elsewhere, with any reward",
     "fake-server": "serve scripted replies as an SGLang server would, without a GPU",
     "plan": "predict the memory of a run's GPUs",
+    "docs": "read the documentation, page by page",
     "doctor": "show versions, and what to install for what is missing",
     "completion": "write the script with which a shell completes commands and options",
 }
@@ -71,6 +72,7 @@ MODULES = {
     "rescore": "scores.rescore",
     "reward-server": "scores.reward_server",
     "episodes": "episodes.command",
+    "docs": "display.docs",
 }
 """The commands that are modules of a folder in this package."""
 CLOSING = """

@@ -59,7 +59,7 @@ def printable(text: str) -> str:
 def explain_zero(success: float | None) -> None:
     """Prints where the causes of a success of 0 are listed; nothing for another one, or for None."""
     if success == 0.0:
-        say("success is 0: docs/success_stays_zero.md lists the causes, each with the command that shows it")
+        say("success is 0: `agentgym docs success_stays_zero` lists the causes, each with the command that shows it")
 
 
 def fail(text: str) -> None:

@@ -26,7 +26,7 @@ FOREIGN_REWARDS = "the rewards are not the environment's own: only its answers w
 @dataclass(frozen=True, kw_only=True)
 class VerifyOptions:
     """Checks a run: recomputes tokens, masks, prompts, replies, sums and groups from episodes.jsonl, and finds by
-    digests what was edited or lost. Exit code 1 if something is wrong; docs/verify.md explains each property.
+    digests what was edited or lost. Exit code 1 if something is wrong; `agentgym docs verify` explains each property.
 
     `agentgym models check FOLDER` checks a model, before any training.
     """

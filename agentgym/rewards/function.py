@@ -29,7 +29,7 @@ Sync or async; keyword-only parameters are settings. It returns a value for `rea
 
 REWARD_FUNCTION = Wanted(
     noun="reward function",
-    hint="A reward function takes (trajectory, task): docs/rewards.md has one.",
+    hint="A reward function takes (trajectory, task): `agentgym docs rewards` has one.",
     new="`agentgym new reward NAME` writes a reward function to start from",
 )
 PARTS = ("trajectory", "task", "environment")

@@ -12,7 +12,7 @@ __all__ = ["REWARDS", "in_processes", "wants_processes"]
 F = TypeVar("F", bound=Callable[..., object])
 
 REWARDS: Registry[Callable[..., object]] = Registry(
-    "reward", "A function of your own is written 'path/to/file.py:name' or 'package.module:name'; docs/rewards.md."
+    "reward", "One of your own is written 'path/to/file.py:name' or 'package.module:name'; `agentgym docs rewards`."
 )
 """The scorers by name; `@REWARDS.register("mine")` adds your own. A pool looks the name up in its processes."""
 

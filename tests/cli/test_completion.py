@@ -67,7 +67,7 @@ def test_a_shell_completes_commands_options_and_values(scripts: Path) -> None:
 
 def test_bash_itself_completes_at_its_prompt(scripts: Path) -> None:
     """A real prompt, with Tab: bash splits words at `=`, and files are its own."""
-    lines = ["agentgym eval --eng\t", "agentgym train --executor=lo\t", "agentgym view ru\t", "agentgym do\t"]
+    lines = ["agentgym eval --eng\t", "agentgym train --executor=lo\t", "agentgym view ru\t", "agentgym doct\t"]
     typed = "source completion.bash\nagentgym() { printf '<%s>' \"$@\"; echo; }\n"
     typed += "".join(f"{line}\n" for line in lines) + "exit\n"
     command = ["script", "-qec", "bash --noprofile --norc -i", "/dev/null"]

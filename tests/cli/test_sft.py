@@ -97,7 +97,7 @@ def test_by_default_success_of_oracle_and_model_is_shown_before_and_after(
     assert lines[0].startswith("oracle: success 1.000 (")
     assert lines[1].startswith("with mistakes: success ") and "at 0.25 of the turns a random player moves" in lines[1]
     assert any(line.startswith("before") for line in lines) and any(line.startswith("after") for line in lines)
-    assert "95% interval" in done.text and "success is 0: docs/success_stays_zero.md" in done.text
+    assert "95% interval" in done.text and "success is 0: `agentgym docs success_stays_zero`" in done.text
     assert yaml.safe_load((tmp_path / "out" / "config.yaml").read_text())["eval"]["episodes"] == 2
 
 

@@ -223,7 +223,7 @@ def _made_by(method: str, kind: str) -> PolicyFactory:
         if maker is None:
             raise ConfigError(
                 f"{type(env.unwrapped).__name__} has no {kind} policy; give it a method {method}(self), as in"
-                " docs/write_your_own.md"
+                " `agentgym docs write_your_own`"
             )
         policy = maker()
         if not isinstance(policy, Policy):

@@ -17,7 +17,7 @@ from agentgym.rollout.agents.own_thread import start_thread
 
 __all__ = ["FunctionAgent"]
 
-FUNCTION = Wanted(noun="agent", example="play", hint="It is a function that takes an AgentEpisode (docs/agents.md).")
+FUNCTION = Wanted(noun="agent", example="play", hint="It takes an AgentEpisode (`agentgym docs agents`).")
 
 
 class FunctionAgent:

@@ -64,7 +64,7 @@ class MeshConfig:
         if self.block > 1 or self.expert > 1:
             raise ConfigError(
                 "learner.mesh is for a learner of several ranks: give executor ray (or Ranks under torchrun,"
-                " docs/ranks.md), or leave it out"
+                " `agentgym docs ranks`), or leave it out"
             )
 
     def check(self, shape: DecoderConfig, num_ranks: int) -> None:
