@@ -163,7 +163,7 @@ def _read_value(hint: Any, value: object, name: str, default: object = MISSING) 
         )
     choices = [choice for kind in kinds if get_origin(kind) is Literal for choice in get_args(kind)]
     near = nearest(value, choices) if isinstance(value, str) else ""
-    if str in kinds and type(value).__module__ != "builtins":
+    if str in kinds and hasattr(value, "reset") and hasattr(value, "step"):  # an environment
         near = f": give the class {type(value).__name__} itself, not an object of it"
     wanted_type = " or ".join(map(_format_type, kinds))
     raise ConfigError(f"setting {name!r} is {wanted_type}, got {_short.repr(value)}{near}")

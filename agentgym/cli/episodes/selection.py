@@ -97,9 +97,7 @@ def _check_values(index: RunIndex, condition: EpisodeFilter) -> None:
     for name in ("phase", "stop", "tool", "error"):
         value = getattr(condition, name)
         values = [each for each, _ in counts[name]]
-        if value == "any" and name == "error":
-            continue
-        if value and value not in values:
+        if value and value not in values and (name, value) != ("error", "any"):
             listing = ", ".join(values) or "none"
             raise ConfigError(
                 f"no episode has the {name} {value!r:.80}{nearest(value, values) or ':'} There is {listing}"

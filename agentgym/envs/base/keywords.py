@@ -7,6 +7,7 @@ import inspect
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from agentgym.envs.base.author_checks import check_attributes
 from agentgym.errors import ConfigError, nearest
 
 __all__ = ["checks_keywords"]
@@ -33,6 +34,7 @@ def checks_keywords(init: Callable[..., None]) -> Callable[..., None]:
         init(self, *args, **keywords)
         if type(self).__init__ is check_and_init:  # the outermost: all bases had their turn
             self._check_made()
+            check_attributes(self)
 
     return check_and_init
 

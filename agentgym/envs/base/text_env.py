@@ -197,10 +197,9 @@ class TextEnv(gymnasium.Env[str, str]):
         return observation, float(reward), bool(terminated), bool(truncated), info
 
     def _check_made(self) -> None:
-        """Raises ConfigError if the constructor was not called, or an attribute hides a method."""
+        """Raises ConfigError if the constructor was not called."""
         if not self.__dict__.keys() >= self._made_by_init:
             raise ConfigError(f"{type(self).__name__}.__init__ must call super().__init__(render_mode)")
-        check_attributes(self)
 
     def _begin_episode(self, seed: int | None) -> None:
         self._check_made()

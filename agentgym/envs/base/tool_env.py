@@ -316,7 +316,7 @@ class ToolEnv(TextEnv, abstract=True):
         """Refuses an end without a verdict from a `step` of the author's that does not call the one here."""
         checked = super()._end_turn(result)
         _, _, terminated, truncated, info = checked
-        is_ours = self.metrics["turns"] == self._turns
+        is_ours = self.metrics.get("turns") == self._turns
         if (terminated or truncated) and not is_ours and "success" not in info.get("metrics", {}):
             advice = "let super().step(action) run the tools, and end episodes with self.end"
             raise EnvironmentFault(f"{type(self).__name__}.step ended an episode without a verdict: {advice}")

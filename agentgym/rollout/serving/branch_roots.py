@@ -16,7 +16,7 @@ class BranchRoots:
     def __init__(self, tree: ReplyTree) -> None:
         self.call_texts = texts_of_calls([reply.message for reply in tree.replies])
         self._sizes = Counter(reply.context.root for reply in tree.replies)
-        self._summaries = [line for reply in tree.replies if (line := self._summary(reply))]
+        self._summaries = [(reply.number, line) for reply in tree.replies if (line := self._summary(reply))]
         roots = [root for root in tree.contexts if root.replies and root.before is None]
         self.main = max(roots, key=self._rank, default=None)
         """The environment's opening if the agent went on with it, else the largest that is not beside the task."""
@@ -41,17 +41,20 @@ class BranchRoots:
 
     def goes_on_from_summary(self, root: Context) -> bool:
         """Returns whether a root holds a summary that was sampled before it: it is the conversation, shortened."""
-        texts = [message.content for message in root.messages] if root.tools else []
-        return root.label not in SIDE_LABELS and any(line in text for line in self._summaries for text in texts)
+        if root.label in SIDE_LABELS or not root.tools:
+            return False
+        first = min((reply.number for reply in root.replies), default=0)
+        lines = [line for number, line in self._summaries if number < first]
+        return any(line in message.content for line in lines for message in root.messages)
 
     def _summary(self, reply: SampledReply) -> str:
         """Returns the longest line of a summary; empty for a reply that is none. A harness may leave its marks out."""
         root = reply.context
         if reply.message.tool_calls or not (root.label == "summary" or (root.parent is None and not root.tools)):
             return ""
-        is_summary = root.label == "summary" or shape_label(root.messages, (), is_single=True, has_tools=False)
+        label = root.label or shape_label(root.messages, (), is_single=True, has_tools=False)
         line = max(reply.message.content.splitlines(), key=len, default="").strip()
-        return line if is_summary and len(line) >= MIN_TASK else ""
+        return line if label == "summary" and len(line) >= MIN_TASK else ""
 
     def _rank(self, root: Context) -> tuple[bool, bool, int, bool, int, str]:
         is_task = not self.side_label(root)

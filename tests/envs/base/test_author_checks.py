@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 import agentgym
 from agentgym.envs import Script, ScriptedPolicy, ToolEnv
@@ -182,6 +183,8 @@ def test_a_connection_of_the_wrong_thread_says_where_to_open_it(kind: type[ToolE
 def test_a_setting_that_takes_a_class_refuses_an_object_of_it() -> None:
     with pytest.raises(ConfigError, match=r"setting 'env' is a text, got .*: give the class Door itself"):
         agentgym.TrainConfig(env=Door())  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match=r"setting 'model' is a text, got Linear\(.*\)$"):
+        agentgym.TrainConfig(env=Door, model=torch.nn.Linear(1, 1))  # type: ignore[arg-type]
 
 
 def test_typed_words_beyond_the_arguments_of_a_tool_are_named() -> None:

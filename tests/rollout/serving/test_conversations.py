@@ -216,6 +216,13 @@ async def go_on_from_a_summary(caller: Any) -> None:
     await chat(caller, history, tools)
 
 
+async def name_the_title_in_a_side_task(caller: Any) -> None:
+    await chat(caller, [user("Generate a title for: go")], ())
+    reply = await chat(caller, [user("go")])
+    await chat(caller, [user("go"), reply, result(reply["tool_calls"][0]["id"])])
+    await chat(caller, [user("check The way home")])
+
+
 async def summarize_at_the_end(caller: Any) -> None:
     await chat(caller, [user("go")])
     with_a_cut_reply = [{"role": "system", "content": "You summarize."}, user("[a conversation]")]
@@ -235,6 +242,7 @@ async def summarize_at_the_end(caller: Any) -> None:
             ],
             ["main", "main", "main", "summary", "summary"],
         ),
+        (name_the_title_in_a_side_task, ["The way home", "CALL", "the plan", "all done"], ["main", "side", "title"]),
         (add_a_tool, ["CALL", "the plan", "all done"], ["main", "main"]),
         (ask_for_a_title_first, ["A title", "all done"], ["main", "title"]),
         (plan_first, ["the plan", "all done"], ["main", "side"]),
