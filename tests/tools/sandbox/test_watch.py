@@ -124,12 +124,39 @@ def test_a_process_whose_first_thread_has_ended_ends_with_its_cell(served: Sandb
     server = psutil.Process(served._server._process.pid)  # type: ignore[attr-defined]
     with served.session() as session:
         assert session.run(FIRST_THREAD_ENDS).ok
-        deadline = (
-            time.monotonic() + 10
-        )  # a killed process is gone a moment later; the other thread sleeps for a minute
+        deadline = time.monotonic() + 10  # a killed process is gone a moment later; the other thread sleeps for long
         while {num_tasks([process.pid]) for process in server.children(recursive=True)} != {1}:
             assert time.monotonic() < deadline
             time.sleep(0.02)
+
+
+PARENT_ENDS_DURING_A_WALK = """
+import os, signal, time
+from agentgym.tools.sandbox.box import kernel, processes
+kernel.become_subreaper()
+reading, writing = os.pipe()
+parent = os.fork()
+if not parent:
+    child = os.fork()
+    if child:
+        os.write(writing, str(child).encode())
+    time.sleep(60)
+child = int(os.read(reading, 64))
+def others(walks=[]):
+    walks.append(1)
+    if len(walks) > 1:
+        return processes.descendants(os.getpid())
+    os.kill(parent, signal.SIGKILL)
+    os.waitpid(parent, 0)
+    return [parent]
+assert processes.kill_until_gone(others)
+print(processes._is_alive(child))
+"""
+
+
+def test_a_process_whose_parent_ends_while_the_tree_is_read_is_killed_too() -> None:
+    run = subprocess.run([sys.executable, "-c", PARENT_ENDS_DURING_A_WALK], capture_output=True, text=True, timeout=60)
+    assert run.stdout == "False\n", run.stderr
 
 
 @pytest.mark.long

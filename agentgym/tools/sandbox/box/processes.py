@@ -90,18 +90,24 @@ def _stat(pid: int) -> list[str]:
 def kill_until_gone(others: Callable[[], Iterable[int]]) -> bool:
     """Kills the processes that `others` lists until none of them is alive; False if that takes too long.
 
-    A process that is being killed cannot start another one, so each round leaves only what was started during it.
+    A process that is being killed cannot start another one, so each round leaves only what was started during it. One
+    that ends while `others` walks a tree hands its children to one that the walk has left: the list must be the same
+    twice.
     """
     deadline = time.monotonic() + KILLING_S
+    previous: list[int] | None = None
     while time.monotonic() < deadline:
-        alive = [pid for pid in others() if _is_alive(pid)]
-        if not alive:
+        pids = list(others())
+        alive = [pid for pid in pids if _is_alive(pid)]
+        if not alive and pids == previous:
             return True
+        previous = pids
         for pid in alive:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         reap_children()
-        time.sleep(0.0005)
+        if alive:
+            time.sleep(0.0005)
     return False
 
 
