@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, Union, cast, get_args, get_origi
 
 from agentgym.cli.help_text import HELP_OPTIONS, Help, default_of, option_table, type_hints
 from agentgym.errors import NOT_JSON, ConfigError, MissingSetting, UnknownName, nearest
+from agentgym.settings.other_names import OTHER_NAMES
 from agentgym.types import JSON
 from agentgym.yaml_text import parse_yaml
 
@@ -289,10 +290,6 @@ def _value(text: str) -> JSON:
     return value
 
 
-OTHER_NAMES = {"--model": "--policy", "--policy": "--model"}
-"""What plays is a model that learns, or a policy that is evaluated."""
-
-
 def _refuse_unknown(options: type[object], args: Sequence[str], prog: str, full_help: str) -> None:
     """Raises UnknownName for the first option that `prog` does not have."""
     from agentgym.trainers.former_settings import former_setting  # here, and not above: only mistakes need it
@@ -316,7 +313,8 @@ def _near_option(name: str, names: Sequence[str]) -> str:
     if inner := [option for option in names if option.startswith(f"{name}.")]:
         return f": settings of {name[2:]} have names of their own, such as {inner[0]!r}."
     part, dot, last = name[2:].rpartition(".")
-    if (other := OTHER_NAMES.get(name)) in names:
+    other = f"--{OTHER_NAMES.get(name[2:].replace('-', '_'))}".replace("_", "-")
+    if other in names:
         return f": did you mean {other!r}?"
     if f"--{part}" in names:  # a name of a mapping
         return f": did you mean '--{part} {last.replace('-', '_')}=...'?"

@@ -17,6 +17,7 @@ from typing import Any, Literal, TypeVar, Union, cast, dataclass_transform, get_
 from agentgym.errors import ConfigError, MissingSetting, nearest
 from agentgym.loading import code_path_of
 from agentgym.notebook.html_view import html_table, short_text
+from agentgym.settings.other_names import OTHER_NAMES
 
 __all__ = ["config_class", "config_from_mapping", "flatten_settings"]
 
@@ -115,14 +116,15 @@ def _read_values(kind: Any, values: Mapping[str, object], where: str, *, in_pyth
 
 
 def _hint(kind: Any, name: str, where: str, *, in_python: bool) -> str:
-    """Suggests the setting for an unknown name: that of a block, a typo, or a short form (`lr`, `n`)."""
+    """Suggests the setting for an unknown name: of another system, of a block, a typo, or a short form (`lr`, `n`)."""
     paths = sorted(_walk(kind), key=len)
+    other = [path for path in paths if ".".join(path) == OTHER_NAMES.get(name)]
     own = [path[0] for path in paths if len(path) == 1]
     exact = [path for path in paths if path[-1] == name]
     typo = [path for path in paths if path == (_nearest(name, own),)]
     short = [path for path in paths if path[-1].startswith(name) or _initials(path[-1]) == name]
     inner = [path for path in paths if path[-1] == _nearest(name, [path[-1] for path in paths])]
-    if not (near := [*exact, *typo, *short, *inner][:1]):
+    if not (near := [*other, *exact, *typo, *short, *inner][:1]):
         return f". Known: {', '.join(sorted(own))}"
     *blocks, last = near[0]
     if in_python and blocks:

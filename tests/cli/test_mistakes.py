@@ -29,6 +29,8 @@ MISTAKES = {
     "eval --env TextGame-v0 --polcy oracle": "unknown option '--polcy': did you mean '--policy'?",
     "eval --polcy oracle": "unknown option '--polcy': did you mean '--policy'?",
     "eval": "missing --env",
+    "train --env TextGame-v0 --batch-size 5": "unknown option '--batch-size': did you mean '--tasks'?",
+    "train --env TextGame-v0 --max-tokens 5": "did you mean '--limits.turn-tokens'?",
     "train --env TextGame-v0 --eval-every 5": "did you mean '--eval.every'?",
     "train --env TextGame-v0 --evaluation.num-tasks 5": "did you mean a setting such as '--eval.episodes'?",
     "eval --resume": "--resume goes on in a run's folder: name it with --output",

@@ -18,6 +18,7 @@ from agentgym.errors import ConfigError, MissingSetting, UnknownName
 from agentgym.evaluation import EvalConfig
 from agentgym.notebook.html_view import MAX_REPR
 from agentgym.settings.config_class import config_class, config_from_mapping
+from agentgym.settings.other_names import OTHER_NAMES
 from agentgym.trainers import ADVANTAGES, LearnerConfig, OptimizerConfig, SftConfig
 
 
@@ -53,6 +54,8 @@ MISTAKES: dict[str, tuple[dict[str, Any], str]] = {
     "typo": ({"stepz": 3}, "unknown setting 'stepz': did you mean 'steps'?"),
     "block": ({"learning_rate": 1e-4}, "did you mean optimizer={'learning_rate': ...}?"),
     "short": ({"lr": 1e-4}, "did you mean optimizer={'learning_rate': ...}?"),
+    "elsewhere": ({"num_generations": 8}, "unknown setting 'num_generations': did you mean 'group_size'?"),
+    "elsewhere, in a block": ({"max_tokens": 64}, "did you mean limits={'turn_tokens': ...}?"),
     "deep": ({"coefficient": 0.1}, "did you mean learner={'kl': {'coefficient': ...}}?"),
     "inner": ({"optimizer": {"learning_rte": 1e-4}}, "'optimizer.learning_rte': did you mean 'learning_rate'?"),
     "no block": ({"reward": "nosuch"}, "setting 'reward' holds settings of its own: function,"),
@@ -72,6 +75,16 @@ def test_a_mistake_in_python_is_answered_when_the_settings_are_made(case: str) -
         TrainConfig(**{"env": "TextGame-v0", **settings})
     text = str(error.value)
     assert message in text and "--" not in text.partition("`")[0]
+
+
+@pytest.mark.parametrize("name", OTHER_NAMES)
+def test_a_name_of_another_system_is_answered_with_the_setting(name: str) -> None:
+    kind = EvalConfig if OTHER_NAMES[name] == "policy" else TrainConfig
+    with pytest.raises(ConfigError) as error:
+        kind(**{"env": "TextGame-v0", name: 1})
+    block, *inner = OTHER_NAMES[name].split(".")
+    assert f": did you mean {block}={{" in str(error.value) if inner else f"mean {block!r}?" in str(error.value)
+    assert all(repr(part) in str(error.value) for part in inner)
 
 
 def test_what_is_missing_is_named() -> None:
